@@ -104,6 +104,7 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 bench: $(VENV)/.installed ## run the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 	PYTHONPATH=tests $(BIN)/python tools/bench_s3.py
+	PYTHONPATH=tests $(BIN)/python tools/bench_s3.py --bench pulsar
 	$(BIN)/forebay bench http
 	$(BIN)/forebay bench broker
 	$(BIN)/forebay bench spark

@@ -251,6 +251,10 @@ FB_INLINE bool append_frame(fb_frames *frames, uint64_t offset, size_t position,
     return true;
 }
 
+bool fb_frames_append(fb_frames *frames, uint64_t offset, size_t position, uint32_t length) {
+    return append_frame(frames, offset, position, length);
+}
+
 void fb_frames_free(fb_frames *frames) {
     free(frames->offsets);
     free(frames->positions);
@@ -335,12 +339,12 @@ FB_INLINE bool read_u64(cursor *in, enum fb_flavour flavour, uint64_t *value) {
     return true;
 }
 
-FB_INLINE bool skip_u32(cursor *in, enum fb_flavour flavour) {
-    uint64_t value;
+FB_INLINE bool read_u32(cursor *in, enum fb_flavour flavour, uint64_t *value) {
     if (flavour == FB_VARINT)
-        return read_varint(in, &value) && value <= UINT32_MAX;
+        return read_varint(in, value) && *value <= UINT32_MAX;
     if (remaining(in) < 4)
         return false;
+    *value = fb_load_u32(in->at);
     in->at += 4;
     return true;
 }
@@ -378,37 +382,37 @@ FB_INLINE bool read_attributes(cursor *in, enum fb_flavour flavour, fb_layout *l
 
 /* Schema id and version, then the routing key. Messages of older writers end before either. */
 FB_INLINE bool read_later_fields(cursor *in, enum fb_flavour flavour, fb_layout *layout) {
-    uint64_t schema_id;
-    bool present;
+    layout->later = FB_NO_LATER;
+    layout->has_schema_id = layout->has_schema_version = layout->has_routing_key = false;
     if (remaining(in) == 0)
         return true;
-    if (!read_tag(in, &present) || (present && !read_u64(in, flavour, &schema_id)))
+    if (!read_tag(in, &layout->has_schema_id) ||
+        (layout->has_schema_id && !read_u64(in, flavour, &layout->schema_id)))
         return false;
-    if (!read_tag(in, &present) || (present && !skip_u32(in, flavour)))
+    if (!read_tag(in, &layout->has_schema_version) ||
+        (layout->has_schema_version && !read_u32(in, flavour, &layout->schema_version)))
         return false;
+    layout->later = FB_SCHEMA;
     if (remaining(in) == 0)
         return true;
+    layout->later = FB_SCHEMA_AND_KEY;
     if (!read_tag(in, &layout->has_routing_key))
         return false;
     return !layout->has_routing_key || read_span(in, flavour, &layout->routing_key);
 }
 
 FB_INLINE bool read_message(cursor in, enum fb_flavour flavour, fb_layout *layout) {
-    uint64_t number;
-    fb_span text;
-    bool subscribed;
     layout->flavour = flavour;
-    layout->has_routing_key = false;
-    return read_u64(&in, flavour, &number)                  /* request id */
-           && read_u64(&in, flavour, &number)               /* producer id */
-           && read_span(&in, flavour, &layout->topic_name)  /**/
-           && read_span(&in, flavour, &text)                /* broker address */
-           && read_u64(&in, flavour, &number)               /* offset */
-           && read_span(&in, flavour, &layout->payload)     /**/
-           && read_u64(&in, flavour, &layout->publish_time) /**/
-           && read_span(&in, flavour, &text)                /* producer name */
-           && read_tag(&in, &subscribed)                    /* subscription name */
-           && (!subscribed || read_span(&in, flavour, &text)) &&
+    return read_u64(&in, flavour, &layout->request_id) &&
+           read_u64(&in, flavour, &layout->producer_id) &&
+           read_span(&in, flavour, &layout->topic_name) &&
+           read_span(&in, flavour, &layout->broker_addr) &&
+           read_u64(&in, flavour, &layout->topic_offset) &&
+           read_span(&in, flavour, &layout->payload) &&
+           read_u64(&in, flavour, &layout->publish_time) &&
+           read_span(&in, flavour, &layout->producer_name) &&
+           read_tag(&in, &layout->has_subscription) &&
+           (!layout->has_subscription || read_span(&in, flavour, &layout->subscription_name)) &&
            read_attributes(&in, flavour, layout) && read_later_fields(&in, flavour, layout) &&
            remaining(&in) == 0;
 }

@@ -87,6 +87,9 @@ typedef struct {
 bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected, bool consecutive,
              fb_frames *frames, fb_scan_end *result);
 
+/* Adds a row; returns false only if memory ran out. */
+bool fb_frames_append(fb_frames *frames, uint64_t offset, size_t position, uint32_t length);
+
 void fb_frames_free(fb_frames *frames);
 
 /* ---- columns ---- */
@@ -98,12 +101,27 @@ typedef struct {
     size_t length;
 } fb_span;
 
-/* Those parts of a message that the columns contain. */
+/* Which of the later fields a message has. */
+enum fb_later { FB_NO_LATER, FB_SCHEMA, FB_SCHEMA_AND_KEY };
+
+/* The parts of a message. What it does not have is not set. */
 typedef struct {
     enum fb_flavour flavour;
+    uint64_t request_id;
+    uint64_t producer_id;
     fb_span topic_name;
+    fb_span broker_addr;
+    uint64_t topic_offset;
     fb_span payload;
     uint64_t publish_time;
+    fb_span producer_name;
+    bool has_subscription;
+    fb_span subscription_name;
+    enum fb_later later;
+    bool has_schema_id;
+    uint64_t schema_id;
+    bool has_schema_version;
+    uint64_t schema_version;
     fb_span attributes; /* the pairs, without their count */
     uint64_t attribute_count;
     bool has_routing_key;

@@ -16,7 +16,10 @@
 #include <Python.h>
 
 #include "codec.h"
+#include "ledger.h"
+#include "pulsar_columns.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Smaller inputs take less time than releasing the interpreter lock and taking it again. */
@@ -435,6 +438,276 @@ static PyObject *native_gather(PyObject *module, PyObject *const *args, Py_ssize
         result = gather_bytes(sources[0].bytes, sources[1].bytes, sources[2].bytes);
     while (opened > 0)
         source_close(&sources[--opened]);
+    return result;
+}
+
+/* ---- ledgers ---- */
+
+static PyObject *native_crc32c(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    source buffer;
+    if (check_count("crc32c", count, 1) < 0 || source_open(&buffer, args[0]) < 0)
+        return NULL;
+    PyThreadState *unlocked = NULL;
+    if (buffer.bytes.bytes >= UNLOCKED_BYTES_MIN)
+        unlocked = PyEval_SaveThread();
+    uint32_t crc = fb_crc32c(buffer.bytes.data, buffer.bytes.bytes);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    source_close(&buffer);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyObject *entries_of(fb_bytes buffer, size_t start, uint64_t left, uint64_t entry_id) {
+    fb_frames rows = {0};
+    size_t stop;
+    enum fb_entries_end end;
+    PyObject *result = NULL;
+    if (fb_scan_entries(buffer.data, buffer.bytes, start, left, entry_id, &rows, &stop, &end))
+        result = Py_BuildValue("NNni", column_bytes(rows.positions, rows.rows, 8),
+                               column_bytes(rows.lengths, rows.rows, 4), (Py_ssize_t)stop,
+                               (int)end);
+    else
+        PyErr_NoMemory();
+    fb_frames_free(&rows);
+    return result;
+}
+
+static PyObject *native_scan_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    source buffer;
+    if (check_count("scan_entries", count, 4) < 0 || source_open(&buffer, args[0]) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    uint64_t start, left, entry_id;
+    if (read_number(args[1], buffer.bytes.bytes, &start) == 0 &&
+        read_number(args[2], FB_OFFSET_MAX, &left) == 0 &&
+        read_number(args[3], FB_OFFSET_MAX, &entry_id) == 0)
+        result = entries_of(buffer.bytes, (size_t)start, left, entry_id);
+    source_close(&buffer);
+    return result;
+}
+
+/* A buffer, the u64 positions and u32 lengths of rows in it, and the row to begin with. */
+typedef struct {
+    source sources[3];
+    int opened;
+    fb_bytes buffer, positions, lengths;
+    size_t rows;
+    uint64_t row;
+} row_source;
+
+static int rows_open(row_source *from, PyObject *const *args) {
+    from->opened = 0;
+    while (from->opened < 3 && source_open(&from->sources[from->opened], args[from->opened]) == 0)
+        from->opened++;
+    if (from->opened < 3)
+        return -1;
+    from->buffer = from->sources[0].bytes;
+    from->positions = from->sources[1].bytes;
+    from->lengths = from->sources[2].bytes;
+    from->rows = from->positions.bytes / 8;
+    if (from->positions.bytes % 8 || from->lengths.bytes % 4 ||
+        from->lengths.bytes / 4 != from->rows) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     from->positions.bytes, from->lengths.bytes);
+        return -1;
+    }
+    return read_number(args[3], from->rows, &from->row);
+}
+
+static void rows_close(row_source *from) {
+    while (from->opened > 0)
+        source_close(&from->sources[--from->opened]);
+}
+
+static PyObject *out_of_range(size_t row, size_t bytes) {
+    PyErr_Format(PyExc_ValueError, "row %zu is not inside the buffer of %zu bytes", row, bytes);
+    return NULL;
+}
+
+static PyObject *changed_meanwhile(void) {
+    PyErr_SetString(PyExc_ValueError, "the buffer changed while it was read");
+    return NULL;
+}
+
+static PyObject *native_check_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("check_entries", count, 4) < 0)
+        return NULL;
+    row_source from;
+    PyObject *result = NULL;
+    if (rows_open(&from, args) == 0) {
+        size_t row = (size_t)from.row, bad;
+        PyThreadState *unlocked = PyEval_SaveThread();
+        bool inside = fb_check_entries(
+            from.buffer.data, from.buffer.bytes, (const uint8_t *)from.positions.data + 8 * row,
+            (const uint8_t *)from.lengths.data + 4 * row, from.rows - row, &bad);
+        PyEval_RestoreThread(unlocked);
+        result = inside ? PyLong_FromSize_t(row + bad)
+                        : out_of_range(row + bad, from.buffer.bytes);
+    }
+    rows_close(&from);
+    return result;
+}
+
+/* Copies one entry to `at`, with its header; 0 if it does not fit, and -1 after an error. */
+static int pack_entry(PyObject *entry, uint64_t entry_id, Py_buffer *block, size_t *at,
+                      uint64_t *needed) {
+    source data;
+    if (source_open(&data, entry) < 0)
+        return -1;
+    size_t bytes = data.bytes.bytes, room = (size_t)block->len - *at;
+    int fits = bytes <= FB_ENTRY_BYTES_MAX && room >= FB_ENTRY_HEADER_BYTES &&
+               bytes <= room - FB_ENTRY_HEADER_BYTES;
+    if (fits) {
+        uint8_t *to = (uint8_t *)block->buf + *at;
+        fb_store_entry_header(to, (uint32_t)bytes, entry_id);
+        if (bytes > 0)
+            memcpy(to + FB_ENTRY_HEADER_BYTES, data.bytes.data, bytes);
+        *at += FB_ENTRY_HEADER_BYTES + bytes;
+    } else {
+        *needed = bytes;
+    }
+    source_close(&data);
+    return fits;
+}
+
+static PyObject *packed_entries(PyObject *entries, uint64_t index, uint64_t entry_id,
+                                Py_buffer *block, size_t at) {
+    uint64_t needed = 0;
+    int fits = 1;
+    while (fits > 0) {
+        Py_ssize_t count = PyList_Size(entries); /* again: reading an entry may run Python code */
+        if (count < 0)
+            return NULL;
+        if (index >= (uint64_t)count)
+            break;
+        PyObject *entry = Py_NewRef(PyList_GetItem(entries, (Py_ssize_t)index));
+        fits = pack_entry(entry, entry_id, block, &at, &needed);
+        Py_DECREF(entry);
+        if (fits > 0) {
+            index++;
+            entry_id++;
+        }
+    }
+    if (fits < 0)
+        return NULL;
+    return Py_BuildValue("KnK", (unsigned long long)index, (Py_ssize_t)at,
+                         (unsigned long long)needed);
+}
+
+static PyObject *native_pack_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("pack_entries", count, 5) < 0)
+        return NULL;
+    if (!PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "the entries are no list");
+        return NULL;
+    }
+    PyObject *result = NULL;
+    uint64_t index, entry_id, at;
+    uint64_t most = FB_OFFSET_MAX - (uint64_t)PyList_Size(args[0]);
+    Py_buffer block;
+    if (read_number(args[1], (uint64_t)PyList_Size(args[0]), &index) == 0 &&
+        read_number(args[2], most, &entry_id) == 0 &&
+        PyObject_GetBuffer(args[3], &block, PyBUF_WRITABLE) == 0) {
+        if (read_number(args[4], (uint64_t)block.len, &at) == 0)
+            result = packed_entries(args[0], index, entry_id, &block, (size_t)at);
+        PyBuffer_Release(&block);
+    }
+    return result;
+}
+
+static PyObject *packed_rows(const row_source *from, uint64_t offset, uint64_t entry_id,
+                             Py_buffer *block, uint64_t start) {
+    size_t rows = from->rows - (size_t)from->row, done, at = (size_t)start;
+    PyObject *places = column_bytes(NULL, rows, 8);
+    if (places == NULL)
+        return NULL;
+    uint64_t needed;
+    PyThreadState *unlocked = PyEval_SaveThread();
+    enum fb_stop stop =
+        fb_pack_frames(from->buffer.data, from->buffer.bytes, from->positions.data,
+                       from->lengths.data, from->rows, (size_t)from->row, offset, entry_id,
+                       block->buf, (size_t)block->len, &at,
+                       (uint8_t *)PyBytes_AsString(places), &done, &needed);
+    PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    size_t packed = (done - (size_t)from->row) * 8;
+    if (stop == FB_OUT_OF_RANGE)
+        out_of_range(done, from->buffer.bytes);
+    else if (stop != FB_ALL_ROWS)
+        changed_meanwhile();
+    else if (packed == rows * 8 || replace_bytes(&places, packed, packed) == 0)
+        result = Py_BuildValue("nnOK", (Py_ssize_t)done, (Py_ssize_t)at, places,
+                               (unsigned long long)needed);
+    Py_XDECREF(places);
+    return result;
+}
+
+static int read_consecutive(PyObject *value, const row_source *from, uint64_t *number) {
+    return read_number(value, FB_OFFSET_MAX - (from->rows - from->row), number);
+}
+
+static PyObject *native_pack_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("pack_frames", count, 8) < 0)
+        return NULL;
+    row_source from;
+    PyObject *result = NULL;
+    uint64_t offset, entry_id, at;
+    Py_buffer block;
+    if (rows_open(&from, args) == 0 && read_consecutive(args[4], &from, &offset) == 0 &&
+        read_consecutive(args[5], &from, &entry_id) == 0 &&
+        PyObject_GetBuffer(args[6], &block, PyBUF_WRITABLE) == 0) {
+        if (read_number(args[7], (uint64_t)block.len, &at) == 0)
+            result = packed_rows(&from, offset, entry_id, &block, at);
+        PyBuffer_Release(&block);
+    }
+    rows_close(&from);
+    return result;
+}
+
+static PyObject *unpacked_rows(const row_source *from, uint64_t offset, uint64_t total,
+                               size_t done, enum fb_entry_fault fault) {
+    size_t rows = done - (size_t)from->row;
+    PyObject *frames = column_bytes(NULL, (size_t)total, 1);
+    PyObject *positions = column_bytes(NULL, rows, 8), *lengths = column_bytes(NULL, rows, 4);
+    PyObject *result = NULL;
+    if (frames != NULL && positions != NULL && lengths != NULL) {
+        PyThreadState *unlocked = PyEval_SaveThread();
+        bool same = fb_unpack_frames(
+            from->buffer.data, from->buffer.bytes, from->positions.data, from->lengths.data,
+            (size_t)from->row, done, offset, (uint8_t *)PyBytes_AsString(frames), (size_t)total,
+            (uint8_t *)PyBytes_AsString(positions), (uint8_t *)PyBytes_AsString(lengths));
+        PyEval_RestoreThread(unlocked);
+        if (same)
+            result = Py_BuildValue("OOOni", frames, positions, lengths, (Py_ssize_t)done,
+                                   (int)fault);
+        else
+            changed_meanwhile();
+    }
+    Py_XDECREF(frames);
+    Py_XDECREF(positions);
+    Py_XDECREF(lengths);
+    return result;
+}
+
+static PyObject *native_unpack_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("unpack_frames", count, 6) < 0)
+        return NULL;
+    row_source from;
+    PyObject *result = NULL;
+    uint64_t offset, bytes_max, total;
+    if (rows_open(&from, args) == 0 && read_consecutive(args[4], &from, &offset) == 0 &&
+        read_number(args[5], FB_OFFSET_MAX, &bytes_max) == 0) {
+        size_t done;
+        enum fb_entry_fault fault;
+        PyThreadState *unlocked = PyEval_SaveThread();
+        enum fb_stop stop = fb_unpack_size(
+            from.buffer.data, from.buffer.bytes, from.positions.data, from.lengths.data, from.rows,
+            (size_t)from.row, bytes_max, &total, &done, &fault);
+        PyEval_RestoreThread(unlocked);
+        result = stop == FB_ALL_ROWS ? unpacked_rows(&from, offset, total, done, fault)
+                                     : out_of_range(done, from.buffer.bytes);
+    }
+    rows_close(&from);
     return result;
 }
 
@@ -912,6 +1185,118 @@ static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_
     return result;
 }
 
+/* ---- entries of Pulsar ---- */
+
+static PyObject *entry_columns_of(fb_bytes buffer, fb_bytes positions, fb_bytes lengths) {
+    size_t rows = positions.bytes / 8, done = 0;
+    if (positions.bytes % 8 || lengths.bytes % 4 || lengths.bytes / 4 != rows) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     positions.bytes, lengths.bytes);
+        return NULL;
+    }
+    int64_t *columns = malloc((rows ? rows : 1) * FB_ENTRY_COLUMNS * sizeof *columns);
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    fb_properties properties = {NULL, 0, 0};
+    PyThreadState *unlocked = PyEval_SaveThread();
+    enum fb_entry_stop stop = fb_entry_columns(buffer.data, buffer.bytes, positions.data,
+                                               lengths.data, rows, columns, &properties, &done);
+    PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    if (stop == FB_ENTRIES_ALL)
+        result = Py_BuildValue("NN", column_bytes(columns, rows * FB_ENTRY_COLUMNS, 8),
+                               column_bytes(properties.numbers, properties.count, 8));
+    else if (stop == FB_ENTRIES_MEMORY)
+        PyErr_NoMemory();
+    else
+        PyErr_Format(PyExc_ValueError, "entry %zu is not inside the buffer of %zu bytes", done,
+                     buffer.bytes);
+    free(columns);
+    free(properties.numbers);
+    return result;
+}
+
+static PyObject *native_entry_columns(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("entry_columns", count, 3) < 0)
+        return NULL;
+    source sources[3];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 3 && source_open(&sources[opened], args[opened]) == 0)
+        opened++;
+    if (opened == 3)
+        result = entry_columns_of(sources[0].bytes, sources[1].bytes, sources[2].bytes);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
+/* The number of messages in all batches: as many as their bytes can hold, or SIZE_MAX. */
+static size_t batch_rows(fb_bytes lengths, fb_bytes counts) {
+    size_t rows = 0;
+    for (size_t at = 0; at < counts.bytes; at += 4) {
+        uint32_t length, count;
+        memcpy(&length, (const uint8_t *)lengths.data + at, 4);
+        memcpy(&count, (const uint8_t *)counts.data + at, 4);
+        if (count > length / FB_BATCH_MESSAGE_BYTES_MIN)
+            return SIZE_MAX;
+        rows += count;
+    }
+    return rows;
+}
+
+static PyObject *batch_columns_of(const fb_bytes *given) {
+    size_t entries = given[1].bytes / 8, done;
+    if (given[1].bytes % 8 || given[2].bytes % 4 || given[2].bytes / 4 != entries ||
+        given[3].bytes != given[2].bytes) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions, %zu of lengths and %zu of counts do "
+                                       "not match",
+                     given[1].bytes, given[2].bytes, given[3].bytes);
+        return NULL;
+    }
+    size_t rows = batch_rows(given[2], given[3]);
+    if (rows == SIZE_MAX)
+        return Py_NewRef(Py_None);
+    int64_t *columns = malloc((rows ? rows : 1) * FB_ENTRY_COLUMNS * sizeof *columns);
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    fb_properties properties = {NULL, 0, 0};
+    PyThreadState *unlocked = PyEval_SaveThread();
+    enum fb_entry_stop stop =
+        fb_batch_columns(given[0].data, given[0].bytes, given[1].data, given[2].data, given[3].data,
+                         entries, rows, columns, &properties, &done);
+    PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    if (stop == FB_ENTRIES_ALL)
+        result = Py_BuildValue("NN", column_bytes(columns, rows * FB_ENTRY_COLUMNS, 8),
+                               column_bytes(properties.numbers, properties.count, 8));
+    else if (stop == FB_ENTRIES_MEMORY)
+        PyErr_NoMemory();
+    else
+        result = Py_NewRef(Py_None);
+    free(columns);
+    free(properties.numbers);
+    return result;
+}
+
+static PyObject *native_batch_columns(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("batch_columns", count, 4) < 0)
+        return NULL;
+    source sources[4];
+    fb_bytes given[4];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 4 && source_open(&sources[opened], args[opened]) == 0) {
+        given[opened] = sources[opened].bytes;
+        opened++;
+    }
+    if (opened == 4)
+        result = batch_columns_of(given);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
 /* ---- the module ---- */
 
 #define FUNCTION(name, doc)                                                                        \
@@ -929,16 +1314,34 @@ static PyMethodDef functions[] = {
                      "See forebay.format.pure.survey."),
     FUNCTION(gather, "gather(buffer, positions, lengths, /)\n--\n\n"
                      "See forebay.format.pure.gather."),
+    FUNCTION(crc32c, "crc32c(data, /)\n--\n\nSee forebay.format.pulsar.pure.crc32c."),
+    FUNCTION(scan_entries, "scan_entries(buffer, start, left, entry_id, /)\n--\n\n"
+                           "See forebay.format.pulsar.pure.scan_entries; the columns are bytes."),
+    FUNCTION(check_entries, "check_entries(buffer, positions, lengths, row, /)\n--\n\n"
+                            "See forebay.format.pulsar.pure.check_entries."),
+    FUNCTION(pack_entries, "pack_entries(entries, index, entry_id, block, at, /)\n--\n\n"
+                           "See forebay.format.pulsar.pure.pack_entries."),
+    FUNCTION(pack_frames, "pack_frames(buffer, positions, lengths, row, offset, entry_id, block, "
+                          "at, /)\n--\n\n"
+                          "See forebay.format.pulsar.pure.pack_frames; the column is bytes."),
+    FUNCTION(unpack_frames, "unpack_frames(buffer, positions, lengths, row, offset, bytes_max, "
+                            "/)\n--\n\n"
+                            "See forebay.format.pulsar.pure.unpack_frames; the columns are bytes."),
     FUNCTION(append_one, "append_one(run, first_offset, head, middle, payload, publish_time, "
                          "attributes, routing_key, /)\n--\n\nSee forebay.format.pure.append_one."),
     FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "
                           "attributes, routing_keys, bytes_max, request_id, /)\n--\n\n"
                           "See forebay.format.pure.encode_many."),
+    FUNCTION(entry_columns, "entry_columns(buffer, positions, lengths, /)\n--\n\n"
+                            "See forebay.format.pulsar.columns."),
+    FUNCTION(batch_columns, "batch_columns(buffer, positions, lengths, counts, /)\n--\n\n"
+                            "See forebay.format.pulsar.columns."),
     {NULL, NULL, 0, NULL},
 };
 
 static int module_exec(PyObject *module) {
     fb_init();
+    fb_ledger_init();
     PyObject *errors = PyImport_ImportModule("forebay.errors");
     if (errors == NULL)
         return -1;

@@ -26,6 +26,11 @@ BARE: Final = {**os.environ, "PYTHONPATH": str(SUPPORT / "bare")}
 
 MADE_OF_SPARK: Final = {
     "forebay.bench.spark",
+    "forebay.pipeline.pulsar.batches",
+    "forebay.pipeline.pulsar.columns",
+    "forebay.pipeline.pulsar.data_source",
+    "forebay.pipeline.pulsar.scan",
+    "forebay.pipeline.pulsar.stream",
     "forebay.pipeline.sink.columns",
     "forebay.pipeline.sink.writer",
     "forebay.pipeline.source.columns",
@@ -143,5 +148,9 @@ def test_every_package_that_is_imported_is_declared() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
                 imported.add(node.module.partition(".")[0])
-    foreign = imported - sys.stdlib_module_names - {"forebay", "pyspark_forebay"}
+    foreign = (
+        imported
+        - sys.stdlib_module_names
+        - {"forebay", "pyspark_forebay", "pyspark_forebay_pulsar"}
+    )
     assert {PROVIDERS.get(name, name) for name in foreign} - declared == set()

@@ -27,6 +27,7 @@ ENTRY_POINTS: Final = {
     "forebay.__main__",
     "forebay.testing",
     "pyspark_forebay",
+    "pyspark_forebay_pulsar",
 }
 OPENED_BY_NAME: Final = {
     "forebay.wal.view": "processes that only read; the error of a locked topic names it",

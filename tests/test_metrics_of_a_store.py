@@ -19,6 +19,7 @@ from forebay.errors import CorruptFrame, CorruptLog, ServiceUnavailable, TopicFe
 from forebay.format.message import StreamMessage
 from forebay.format.names import object_key, parse_topic
 from forebay.objects.memory import MemoryBackend
+from forebay.pulsar.managed_ledger import ManagedLedger, Position
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings, SweeperSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
 from forebay.topic.factory import Background
@@ -81,6 +82,15 @@ def fails_to_upload(scene: Scene) -> None:
     scene.backend.inject(ObjectFault("complete"))
     with pytest.raises(ServiceUnavailable):
         scene.topic.upload()
+
+
+def offloads_ledgers(scene: Scene) -> None:
+    scene.topic.configure(format="pulsar")
+    fill(scene.topic, 100)
+    storage = storage_of(scene.store)
+    ledger = ManagedLedger(storage)
+    ledger.offload_prefix(Position(ledger.ledgers()[-1].ledger_id, 0))
+    assert scene.setup.descriptors()
 
 
 def finds_a_damaged_segment(scene: Scene) -> None:
@@ -258,6 +268,7 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
         "cloud_reader_objects_read",
         "handoff_cloud_to_wal",
     ),
+    offloads_ledgers: ("pulsar_offloads",),
     reads_damage: ("cloud_reader_errors",),
     reads_around_damage: ("reader_skipped_messages",),
     reads_over_accepted_offsets: ("reader_accepted_jumps",),

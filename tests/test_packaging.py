@@ -167,7 +167,8 @@ def test_a_wheel_of_the_sdist_has_the_version_and_the_packages_alone(
     wheel = zipfile.ZipFile(build("build_wheel", unpacked, tmp_path, *pure))
     names = wheel.namelist()
     metadata = f"forebay-{forebay.__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"forebay", "pyspark_forebay", metadata}
+    packages = {"forebay", "pyspark_forebay", "pyspark_forebay_pulsar"}
+    assert {name.split("/")[0] for name in names} == {*packages, metadata}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     fields = Parser().parsestr(wheel.read(f"{metadata}/METADATA").decode())

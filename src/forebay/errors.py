@@ -16,6 +16,7 @@
     │   ├── SchemaMismatch       send what the topic's schema says
     │   ├── InvalidPayload       fix the payload of the message
     │   ├── SchemasNotInstalled  install the library of this kind of schema
+    │   ├── InvalidPosition      no ledger of the topic has it
     │   └── MessageTooLarge
     ├── OutOfSequence         send the messages of an idempotent producer from `expected` on
     ├── TooManyProducers      close some producers of the topic
@@ -38,10 +39,12 @@
     │   ├── ObjectChanged        the object has another etag: read it whole and compare
     │   └── ObjectExists         the name is taken: compare the bytes (also a FileExistsError)
     ├── CommitRefused         plan again: the catalog has changed
+    ├── OffloadInProgress     an offload of the topic runs: wait for its end
     ├── FormatError           bytes that do not have the expected format
     │   ├── MessageError
     │   ├── CheckpointError
-    │   └── DescriptorError
+    │   ├── DescriptorError
+    │   └── LedgerError       an object of Pulsar's tiered storage is damaged, or unknown
     └── CorruptLog            stored data is damaged or missing: page someone
         ├── CorruptFrame
         ├── MissingData
@@ -149,6 +152,10 @@ class InvalidPayload(UsageError):
 
 class SchemasNotInstalled(UsageError):
     """The library of this kind of schema is not installed: `pip install 'forebay[schemas]'`."""
+
+
+class InvalidPosition(UsageError):
+    """A position, as Pulsar names messages, that is in none of the topic's ledgers."""
 
 
 class MessageTooLarge(UsageError):
@@ -280,6 +287,14 @@ class CheckpointError(FormatError):
 
 class DescriptorError(FormatError):
     """A descriptor, or another record of the catalog, is malformed."""
+
+
+class OffloadInProgress(ForebayError):
+    """An offload of the topic is running already. Only one runs at a time."""
+
+
+class LedgerError(FormatError):
+    """Bytes of a Pulsar ledger that are damaged, cut off, or of a version that is not known."""
 
 
 class CorruptLog(ForebayError):

@@ -2,7 +2,8 @@
 
 It recognizes, by name and content: segments and objects (frames), descriptors, checkpoints (ours
 and Danube's), published positions, segment indexes, ids of logs and stores, a server's address
-file, its list of jobs, and the catalog. Any other file is refused.
+file, its list of jobs, the catalog, and both objects of a ledger that Pulsar or Forebay offloaded.
+Any other file is refused.
 
 Beware: a segment that ends with a torn frame is not damaged. Its owner is writing it, or has
 crashed and will cut the frame when it opens the log again.
@@ -54,7 +55,14 @@ from forebay.format.names import (
     after_prefix,
     is_compressed,
 )
-from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, KIB, MIB
+from forebay.limits import (
+    CHECKPOINT_BYTES_MAX,
+    DESCRIPTOR_BYTES_MAX,
+    KIB,
+    LEDGER_INDEX_BYTES_MAX,
+    MIB,
+)
+from forebay.pulsar.inspect import index_facts, is_ledger_data, is_ledger_index, ledger_facts
 from forebay.wal.identity import read_log_id
 from forebay.wal.segment import ChunkReader, scan_segment
 
@@ -101,6 +109,10 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
         yield _descriptor(path, _small(disk, path, DESCRIPTOR_BYTES_MAX), limit)
     elif (head := _head(disk, path)).startswith(_SQLITE):
         yield from _catalog(path, head, limit)
+    elif is_ledger_data(head):
+        yield from ledger_facts(disk, path, limit)
+    elif is_ledger_index(head):
+        yield index_facts(path, _small(disk, path, LEDGER_INDEX_BYTES_MAX), limit)
     elif is_compressed(path.name):
         yield from _blocks(disk, path, limit)
     elif _FRAMES.fullmatch(path.name) or _begins_with_a_frame(disk, path):

@@ -90,6 +90,44 @@ LEDGER_FIELDS_MAX: Final = 16
 LEDGER_TEXT_BYTES_MAX: Final = 512
 """What a descriptor may say about a Pulsar ledger."""
 
+LEDGER_ENTRY_BYTES_MAX: Final = 160 * MIB
+"""The largest entry of a Pulsar ledger: the largest frame with its attributes written twice, and
+room. Pulsar's own limit is 5 MiB unless a broker is configured otherwise."""
+
+LEDGER_BLOCK_BYTES_MIN: Final = 1 * KIB
+LEDGER_BLOCK_BYTES_MAX: Final = 2**31 - 1
+"""The size of a block is a signed 32-bit number in Pulsar. Stores in the cloud want parts of
+`PART_BYTES_MIN` at least."""
+
+LEDGER_BLOCKS_MAX: Final = 100_000
+"""The most blocks in the index of a ledger. No store allows more than 50,000 parts."""
+
+LEDGER_METADATA_BYTES_MAX: Final = 1 * MIB
+"""The maximum size of what BookKeeper knows about a ledger."""
+
+LEDGER_INDEX_BYTES_MAX: Final = 4 * MIB
+"""The maximum size of an index object: the metadata, and 20 bytes for each block."""
+
+PROTOBUF_FIELDS_MAX: Final = 100_000
+"""The most fields of one protobuf message that is decoded into objects."""
+
+PULSAR_MESSAGE_BYTES_MAX: Final = 256 * MIB
+"""The largest message of Pulsar, decompressed or put together from chunks."""
+
+PULSAR_BATCH_MESSAGES_MAX: Final = 1_000_000
+"""The most messages of one batch. Producers send 1,000 by default."""
+
+PULSAR_CHUNKS_MAX: Final = 100_000
+"""The most chunks of one message."""
+
+PULSAR_CHUNKS_BYTES_MAX: Final = 512 * MIB
+PULSAR_CHUNKED_MESSAGES_MAX: Final = 1_000
+"""What a reader keeps of messages whose chunks are not all there yet. Over that, it gives up the
+oldest one."""
+
+STREAM_LEDGERS_MAX: Final = 1_000_000
+"""The most ledgers that a stream over a bucket of Pulsar remembers to have read."""
+
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
 """The most entries that one range query of the catalog returns: about 1 MiB of descriptors."""
@@ -183,6 +221,14 @@ STREAM_FETCH_BYTES_MAX: Final = 16 * MIB
 
 TOPIC_SETTINGS_BYTES_MAX: Final = 64 * KIB
 """The maximum size of the settings that a topic has of its own, in the catalog."""
+
+OFFLOAD_POLICIES_BYTES_MAX: Final = 32 * KIB
+"""The maximum size of the offload policies of a namespace in the catalog, or of a topic in its
+settings."""
+
+OFFLOAD_POLICY_TEXT_BYTES_MAX: Final = 1024
+OFFLOAD_POLICY_FIELDS_MAX: Final = 64
+"""The most fields that are not Pulsar's own in offload policies."""
 
 JOB_STATE_NAME_BYTES_MAX: Final = 256
 """Percent-encoded, a name may be three times as long, within the 2 KiB of a catalog key."""
@@ -292,6 +338,10 @@ assert (
     <= DESCRIPTOR_BYTES_MAX
     <= CATALOG_VALUE_BYTES_MAX
 )
+assert OFFLOAD_POLICIES_BYTES_MAX < TOPIC_SETTINGS_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
+assert 2 * FRAME_PAYLOAD_BYTES_MAX < LEDGER_ENTRY_BYTES_MAX < LEDGER_BLOCK_BYTES_MAX
+assert PULSAR_MESSAGE_BYTES_MAX < PULSAR_CHUNKS_BYTES_MAX
+assert LEDGER_METADATA_BYTES_MAX + 20 * LEDGER_BLOCKS_MAX + 32 <= LEDGER_INDEX_BYTES_MAX
 assert IDEMPOTENT_PRODUCERS_MAX * 61 + 256 <= JOB_STATE_BYTES_MAX
 assert STREAM_BATCH_BYTES_MAX < MESSAGE_BYTES_MAX
 assert STREAM_BATCH_BYTES_MAX <= STREAM_IN_FLIGHT_BYTES

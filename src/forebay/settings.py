@@ -21,6 +21,7 @@ from forebay.limits import (
     GIB,
     INTERVAL_SECONDS_MAX,
     KIB,
+    LEDGER_BLOCK_BYTES_MIN,
     MIB,
     OBJECT_BYTES_MAX,
     OBJECT_INDEX_BYTES,
@@ -60,6 +61,8 @@ _SECRET: Final = re.compile(
     r"|(?<![a-z])(key|sas|sig|pwd)(?![a-z])",
     re.IGNORECASE,
 )
+_LEDGER_GROWTH_MAX: Final = 16
+"""How many times larger than the frames a ledger of very small messages may be, with room."""
 _SCHEMES: Final = {
     "s3": ("s3", "s3a"),
     "gcs": ("gs", "gcs"),
@@ -113,12 +116,13 @@ class DeleterSettings:
     """How long a segment is kept after its last message."""
     retention_size_mb: float | None = 10240
     """How much of a topic is kept; beyond that the oldest segments are deleted, of any age."""
-    deletion_lag_minutes: float = 240
-    """How long a segment is kept after its objects were created."""
+    deletion_lag_minutes: float | None = 240
+    """How long a segment is kept after its objects were created; None keeps it for ever."""
 
     def __post_init__(self) -> None:
         require(self, "retention_time_minutes", "retention_size_mb", least=0, optional=True)
-        require(self, "deletion_lag_minutes", least=0, most=INTERVAL_SECONDS_MAX / 60)
+        most = INTERVAL_SECONDS_MAX / 60
+        require(self, "deletion_lag_minutes", least=0, most=most, optional=True)
         require(self, "check_interval_minutes", least=0.01, most=INTERVAL_SECONDS_MAX / 60)
 
 
@@ -148,6 +152,13 @@ class UploaderSettings:
     sets no limit: messages wait until an object is full."""
     max_idle_seconds: float | None = None
     """A rolling object is completed when nothing was appended for this long; None sets no limit."""
+    offload_threshold_bytes: int | None = 0
+    """How many bytes of a topic of ledgers may stay without being uploaded, as Pulsar counts them:
+    every sealed segment beyond it is uploaded, and so is the one that crosses it. 0 uploads a
+    segment as soon as it is sealed. None sets no limit."""
+    offload_threshold_seconds: float | None = None
+    """How long a segment of a topic of ledgers may be sealed without being uploaded. None sets no
+    limit."""
     max_batch_bytes: int | None = None
     """The most bytes that one cycle of a topic uploads, before other topics get their turn; the
     topic goes on after them, without waiting for the interval. An object that is not rolling is not
@@ -157,6 +168,12 @@ class UploaderSettings:
     index_every_bytes: int = OBJECT_INDEX_BYTES
     """An object's index gets an entry after this many bytes. Beyond 4,096 entries the interval
     doubles."""
+    format: Literal["dnb1", "pulsar"] = "dnb1"
+    """What new objects are: `dnb1` are frames, and `pulsar` are ledgers that brokers of Pulsar can
+    read. A ledger holds whole sealed segments, unless a limit cuts it."""
+    ledger_block_bytes: int = 64 * MIB
+    """The size of the blocks of a ledger. Pulsar itself writes none below 5 MiB. A message that is
+    larger makes the blocks of its ledger larger."""
     compression: Literal["none", "zstd"] = "none"
     """How new objects are compressed; Danube reads only those of `none`."""
     compression_level: int = 3
@@ -180,16 +197,41 @@ class UploaderSettings:
         require_type(self, "root_prefix", str)
         require_choice(self, "runner", ("inline", "spark"))
         require_choice(self, "compression", ("none", "zstd"))
+        require_choice(self, "format", ("dnb1", "pulsar"))
+        require(self, "ledger_block_bytes", least=LEDGER_BLOCK_BYTES_MIN, most=GIB, whole=True)
         require(self, "compression_level", least=1, most=19, whole=True)
+        self._require_plain_ledgers()
         most = INTERVAL_SECONDS_MAX
         require(self, "interval_seconds", least=0.01, most=most)
         require(self, "max_open_seconds", "max_idle_seconds", least=0, most=most, optional=True)
         for name in ("max_object_bytes", "max_object_messages", "max_batch_bytes"):
             require(self, name, least=1, whole=True, optional=True)
+        require(self, "offload_threshold_bytes", least=0, whole=True, optional=True)
+        require(self, "offload_threshold_seconds", least=0, most=most, optional=True)
         require(self, "index_every_messages", "index_every_bytes", least=1, whole=True)
         require(self, "stream_chunk_size", least=PART_BYTES_MIN, most=GIB, whole=True)
         require(self, "concurrent_parts", least=1, most=64, whole=True)
         require(self, "concurrent_topics", least=1, most=BACKGROUND_THREADS_MAX, whole=True)
+
+    def _require_plain_ledgers(self) -> None:
+        """Refuses what ledgers cannot have: they are written at once, in Pulsar's own format."""
+        if self.format != "pulsar":
+            return
+        if self.compression != "none":
+            raise InvalidSetting(
+                f"compression is {self.compression!r}, but objects of the format 'pulsar' are not "
+                "compressed; set it to 'none'"
+            )
+        if self.rolling:
+            raise InvalidSetting(
+                "rolling is true, but objects of the format 'pulsar' hold sealed segments, which "
+                "are uploaded at once; set it to false"
+            )
+
+    @property
+    def ledgers(self) -> bool:
+        """Whether new objects are ledgers of Pulsar."""
+        return self.format == "pulsar"
 
     @property
     def by_owner(self) -> bool:
@@ -198,8 +240,11 @@ class UploaderSettings:
 
     @property
     def object_bytes_max(self) -> int:
-        """The largest size of an object: `max_object_bytes`, within the limits of the stores."""
-        most = self.stored_bytes_max
+        """The largest size of an object: `max_object_bytes`, within the limits of the stores.
+
+        It counts bytes of frames. An entry of a ledger has up to some hundred bytes more.
+        """
+        most = self.stored_bytes_max // (_LEDGER_GROWTH_MAX if self.ledgers else 1)
         return most if self.max_object_bytes is None else min(self.max_object_bytes, most)
 
     @property

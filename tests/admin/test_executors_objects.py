@@ -21,7 +21,7 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import ObjectName, TopicName, object_key
+from forebay.format.names import ObjectName, TopicName, object_key, parse_ledger
 from forebay.limits import MIB
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
@@ -120,6 +120,35 @@ def test_an_object_gets_its_metadata_from_its_name(server: Served) -> None:
 def test_an_object_that_nobody_intends_is_refused(server: Served) -> None:
     with pytest.raises(CommitRefused, match="has no intent"):
         put(server, object_key(TOPIC, "data-5-9.dnb1"), b"x" * (3 * MIB))
+
+
+def test_both_files_of_a_ledger_are_put_once_with_the_metadata_that_brokers_demand(
+    server: Served,
+) -> None:
+    topic = TopicName("default", "ledgers")
+    server.store.topic(str(topic))
+    record = catalog(server).record(topic)
+    assert record is not None
+    name = parse_ledger(catalog(server).intend_ledger(topic, record.epoch, (0, 5)).intent.object_id)
+    assert name is not None
+    with server.store.view() as view:
+        resources = view.resources()
+    assert resources is not None
+    for file in (name.data_name, name.index_name):
+        key = object_key(topic, file)
+        put(server, key, b"its bytes")
+        put(server, key, b"its bytes")  # a task that runs twice
+        with pytest.raises(ObjectExists):
+            put(server, key, b"other bytes")
+        assert get(server, key) == b"its bytes"
+        metadata = dict(resources.store.head(key).metadata)
+        assert metadata["s3managedledgeroffloaderformatversion"] == "1"
+        assert metadata["role"] == ("index" if file == name.index_name else "data")
+    put(server, object_key(topic, name.data_name) + ".json", b"{}")
+    put(server, object_key(topic, name.data_name) + ".json", b"[]")
+    other = name._replace(uid="00000000-0000-4000-8000-000000000000")
+    with pytest.raises(CommitRefused, match="has no intent"):
+        put(server, object_key(topic, other.index_name), b"of nobody")
 
 
 def test_an_object_is_written_once_before_its_commit_too(server: Served) -> None:

@@ -288,6 +288,7 @@ def asked() -> dict[str, Any]:
 
 
 THERE: Final = {
+    "tenant": "public",
     "namespace": "default",
     "topic": "orders",
     "file": "wal.log",

@@ -14,6 +14,7 @@ import pytest
 from grpc.aio import AioRpcError
 
 from forebay.broker import danube_pb2 as pb
+from support import brokers
 from support.danube_brokers import DanubeBroker, running_broker, within
 
 TOPIC = "/default/t1"
@@ -151,3 +152,28 @@ async def test_a_call_during_the_stop_is_unavailable(tmp_path: Path) -> None:
 async def test_many_calls_at_once_are_all_answered(broker: DanubeBroker) -> None:
     calls = (broker.refused(METHODS[5], bytes.fromhex(LOOKUP)) for _ in range(500))
     assert set(await within(asyncio.gather(*calls))) == {grpc.StatusCode.NOT_FOUND}
+
+
+async def test_calls_while_the_server_stops_are_unavailable_and_never_cancelled(
+    tmp_path: Path,
+) -> None:
+    """The client tells its user of a cancelled call; after UNAVAILABLE it tries again."""
+    found: set[grpc.StatusCode] = set()
+    async with brokers.running_broker(tmp_path) as broker:
+
+        async def caller() -> None:
+            async with grpc.aio.insecure_channel(broker.address) as channel:
+                call: Any = channel.unary_unary(f"/{METHODS[5]}")
+                while grpc.StatusCode.UNAVAILABLE not in found:
+                    try:
+                        await within(call(bytes.fromhex(LOOKUP)))
+                    except AioRpcError as error:
+                        found.add(error.code())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):
+                group.create_task(caller())
+            while not found:  # noqa: ASYNC110  # a condition of the callers
+                await asyncio.sleep(0.001)
+            await broker.stop()
+    assert found == {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from forebay.catalog.topic_settings import change_topic_settings, read_topic_settings
+from forebay.catalog.topic_settings import (
+    change_namespace_policies,
+    change_topic_settings,
+    read_namespace_policies,
+    read_topic_settings,
+)
 from forebay.errors import DescriptorError, UnknownTopic, UsageError
-from forebay.limits import TOPIC_SETTINGS_BYTES_MAX
+from forebay.limits import OFFLOAD_POLICIES_BYTES_MAX, TOPIC_SETTINGS_BYTES_MAX
 from support.catalogs import TOPIC, Setup
 from support.kv_stores import Backend, requested_backend
 
@@ -89,3 +94,46 @@ def test_a_damaged_row_is_named(setup: Setup, value: bytes) -> None:
     setup.put(setup.catalog.keys.settings(TOPIC), value)
     with pytest.raises(DescriptorError, match="default/orders/settings"):
         read_topic_settings(setup.catalog, TOPIC)
+
+
+# ---- policies of a namespace ------------------------------------------------------------------
+
+
+def put_policies(setup: Setup, **values: Any) -> dict[str, Any]:
+    return change_namespace_policies(setup.catalog, "default", lambda before: {**before, **values})
+
+
+def test_a_namespace_has_policies_before_it_has_topics(backend: Backend) -> None:
+    setup = Setup(backend)
+    assert read_namespace_policies(setup.catalog, "default") == {}
+    put_policies(setup, lag=5)
+    assert read_namespace_policies(setup.catalog, "default") == {"lag": 5}
+    assert read_namespace_policies(setup.catalog, "other") == {}
+    assert list(setup.catalog.topics()) == []
+    key = setup.catalog.keys.offload_policies("default")
+    assert key.endswith("/namespaces/default/offload")
+    entry = setup.kv.get(key)
+    assert entry is not None
+    assert entry.value == b'{"lag":5}'
+
+
+def test_a_namespace_without_policies_has_no_row(setup: Setup) -> None:
+    put_policies(setup, lag=5)
+    change_namespace_policies(setup.catalog, "default", lambda _: {})
+    assert setup.kv.get(setup.catalog.keys.offload_policies("default")) is None
+
+
+def test_two_who_change_policies_at_once_lose_nothing(setup: Setup) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for _ in threads.map(lambda at: put_policies(setup, **{f"key{at}": at}), range(16)):
+            pass
+    expected = {f"key{at}": at for at in range(16)}
+    assert read_namespace_policies(setup.catalog, "default") == expected
+
+
+def test_policies_have_a_limit_and_a_damaged_row_is_named(setup: Setup) -> None:
+    with pytest.raises(UsageError, match="at most 32768 are allowed"):
+        put_policies(setup, long="x" * OFFLOAD_POLICIES_BYTES_MAX)
+    setup.put(setup.catalog.keys.offload_policies("default"), b"[]")
+    with pytest.raises(DescriptorError, match="namespaces/default/offload"):
+        read_namespace_policies(setup.catalog, "default")

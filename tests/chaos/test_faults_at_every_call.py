@@ -18,6 +18,7 @@ from forebay.catalog.catalog import Catalog, Change
 from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import ForebayError
 from forebay.format.names import parse_topic
+from forebay.limits import KIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.settings import (
@@ -44,7 +45,7 @@ MESSAGES: Final = 15
 CALLS_MAX: Final = 400
 """More calls than a cycle has: a test that reaches this does not end by itself."""
 
-Uploading = Literal["planned", "rolling"]
+Uploading = Literal["planned", "rolling", "ledgers"]
 
 
 class Setup:
@@ -62,6 +63,8 @@ class Setup:
             uploader=UploaderSettings(
                 enabled=False,
                 rolling=uploading == "rolling",
+                format="pulsar" if uploading == "ledgers" else "dnb1",
+                ledger_block_bytes=KIB,
                 max_object_bytes=2000,
                 max_open_seconds=60,
             ),
@@ -158,7 +161,7 @@ def fail_each_call(
 
 @pytest.mark.parametrize("reopen", [False, True], ids=["same store", "opened again"])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("uploading", ["planned", "rolling"])
+@pytest.mark.parametrize("uploading", ["planned", "rolling", "ledgers"])
 def test_a_call_of_the_object_store_that_fails_costs_nothing_but_an_orphan(
     tmp_path: Path, uploading: Uploading, when: Literal["before", "after"], reopen: bool
 ) -> None:
@@ -179,7 +182,7 @@ def test_a_call_of_the_object_store_that_fails_costs_nothing_but_an_orphan(
     [("get", False), ("range", False), ("commit", False), ("commit", True)],
     ids=["get", "range", "commit", "answer of a commit"],
 )
-@pytest.mark.parametrize("uploading", ["planned", "rolling"])
+@pytest.mark.parametrize("uploading", ["planned", "rolling", "ledgers"])
 def test_a_call_of_the_catalog_that_fails_costs_nothing_but_an_orphan(
     tmp_path: Path, uploading: Uploading, operation: str, applied: bool, times: int, reopen: bool
 ) -> None:
@@ -194,7 +197,7 @@ def test_a_call_of_the_catalog_that_fails_costs_nothing_but_an_orphan(
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("uploading", ["planned", "rolling"])
+@pytest.mark.parametrize("uploading", ["planned", "rolling", "ledgers"])
 def test_cycle_after_cycle_may_fail_anywhere(
     tmp_path: Path, uploading: Uploading, seed: int
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import forebay
 from forebay.config import load_config
+from forebay.format.names import is_ledger
 from forebay.limits import MIB
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView
@@ -62,7 +63,8 @@ def assert_all_there(settings: StoreSettings, stop: int) -> None:
 
 
 def data_files(settings: StoreSettings) -> list[Path]:
-    return list((Path(settings.data or "") / "objects").rglob("*.dnb1"))
+    found = (Path(settings.data or "") / "objects").rglob("*-*")
+    return [each for each in found if each.name.endswith(".dnb1") or is_ledger(each.name)]
 
 
 @pytest.fixture
@@ -131,6 +133,68 @@ def test_offload_compaction_and_scan_survive_the_loss_of_a_worker(
             "b": sum(len(each) for each in said),
             "c": sum(crc32(each) for each in said),
         }
+    finally:
+        driver.close()
+
+
+def with_ledgers(config: Path, folder: Path, cluster: LocalCluster) -> StoreSettings:
+    ledgers = {"max_object_bytes": "1MiB", "format": "pulsar", "ledger_block_bytes": "128KiB"}
+    write_config(config, folder / "data", cluster, **ledgers)
+    return load_config(config)
+
+
+@pytest.mark.timeout(900)
+def test_an_offload_and_a_scan_of_ledgers_survive_the_loss_of_a_worker(
+    spark_cluster: LocalCluster, tmp_path: Path, config: Path
+) -> None:
+    settings = with_ledgers(config, tmp_path, spark_cluster)
+    fill(settings, 0, MESSAGES)
+    driver = BlindDriver(spark_cluster, config.parent)
+    try:
+        spark_cluster.wait_for_executors(2)
+        driver.begin("offload", path=str(config))
+        driver.wait_until(lambda: len(data_files(settings)) > 3)
+        spark_cluster.kill_worker(random.choice(spark_cluster.workers))
+        assert not driver.has_answered, "the kill came too late to tell anything"
+        report = driver.answer()
+        assert report["ok"], report["text"]
+        assert report["messages"] == MESSAGES * len(TOPICS)
+        assert_all_there(settings, MESSAGES)
+        spark_cluster.start_worker()
+        spark_cluster.wait_for_executors(2)
+        mark = config.parent / "begun"
+        driver.begin("scan", path=str(config), mark=str(mark))
+        driver.wait_until(mark.exists)
+        spark_cluster.kill_worker(random.choice(spark_cluster.workers))
+        found = driver.answer()
+        assert found["n"] == MESSAGES * len(TOPICS)
+        said = [payload(name, number) for name in TOPICS for number in range(MESSAGES)]
+        assert found["c"] == sum(crc32(each) for each in said)
+    finally:
+        driver.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_scan_of_the_bucket_alone_survives_the_loss_of_a_worker(
+    spark_cluster: LocalCluster, tmp_path: Path, config: Path
+) -> None:
+    settings = with_ledgers(config, tmp_path, spark_cluster)
+    fill(settings, 0, MESSAGES)
+    driver = BlindDriver(spark_cluster, config.parent)
+    try:
+        spark_cluster.wait_for_executors(2)
+        assert driver.ask("offload", path=str(config))["ok"]
+        mark = config.parent / "begun"
+        objects = str(Path(settings.data or "") / "objects")
+        driver.begin("scan_ledgers", path=objects, mark=str(mark))
+        driver.wait_until(mark.exists)
+        spark_cluster.kill_worker(random.choice(spark_cluster.workers))
+        assert not driver.has_answered, "the kill came too late to tell anything"
+        found = driver.answer()
+        assert found["n"] == MESSAGES * len(TOPICS)
+        said = [payload(name, number) for name in TOPICS for number in range(MESSAGES)]
+        assert found["c"] == sum(crc32(each) for each in said)
     finally:
         driver.close()
 

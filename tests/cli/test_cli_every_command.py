@@ -25,6 +25,7 @@ ELSEWHERE: Final = {
     "pipeline": "tests/pipeline",
     "bench": "tests/bench",
     "import-danube": "tests/cli",
+    "import-pulsar": "tests/cli",
 }
 """Commands that run for long, or on Spark: what they do is tested there."""
 
@@ -43,6 +44,7 @@ WORKS: Final[Mapping[str, tuple[list[str], str]]] = {
     "describe": (["orders"], "  uploaded   60\n"),
     "explain": (["orders", "70"], "/default/orders, offset 70: stored\n"),
     "offload": (["orders", "--dry-run"], "would upload 1 objects with 40 messages"),
+    "offload-status": (["orders"], "next offset to upload: 60\n"),
     "compact": (["orders", "--dry-run"], "3 objects would be compacted into 1"),
     "sweep": (["orders", "--dry-run"], "nothing to remove"),
     "verify": (["orders", "--dry-run"], "3 objects would be read"),
@@ -115,6 +117,12 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
         (["absent", "0"], "there is no topic"),
     ],
     "offload": [(["absent"], "absent"), (["a/b"], "a topic is /namespace/topic")],
+    "offload-status": [
+        (["absent"], "there is no topic /default/absent"),
+        (["a/b"], "a topic is /namespace/topic"),
+        ([], "Missing argument 'TOPIC'"),
+        (["orders", "--url", "ftp://x"], "it must be like http://127.0.0.1:8650"),
+    ],
     "pipeline": [(["surplus"], "unexpected extra argument")],
     "compact": [
         (["orders", "--target", "big"], "it must be a size such as 256MiB"),
@@ -134,6 +142,11 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     "import-danube": [
         ([], "name Danube's bucket with --from"),
         (["a/b", "--wal", "{tmp}"], "a topic is /namespace/topic"),
+    ],
+    "import-pulsar": [
+        ([], "Missing argument 'SOURCE'"),
+        (["{tmp}", "--topic", "orders", "--pattern", ".*"], "not both"),
+        (["ftp://host/x"], "must be a directory, or begin with"),
     ],
     "export": [
         (["orders", "{tmp}/t", "--max-batch-bytes", "x"], "it must be a size"),

@@ -106,13 +106,13 @@ def test_every_key_is_a_setting_of_the_store() -> None:
 
 
 def test_keys_of_a_later_release_are_kept_shown_and_ignored() -> None:
-    later = {"format": {"kind": "avro"}, "max_object_bytes": MIB}
+    later = {"layout": {"kind": "avro"}, "max_object_bytes": MIB}
     after = changed(STORE, later, parse_changes({"rolling": True}), ())
     assert after == {**later, "rolling": True}
     assert effective(STORE, after).uploader.max_object_bytes == MIB
     last = in_effect(STORE, after)[-1]
-    assert (last.key, last.known, last.shown) == ("format", False, '{"kind": "avro"}')
-    assert changed(STORE, after, {}, ["format", "max_object_bytes"]) == {"rolling": True}
+    assert (last.key, last.known, last.shown) == ("layout", False, '{"kind": "avro"}')
+    assert changed(STORE, after, {}, ["layout", "max_object_bytes"]) == {"rolling": True}
 
 
 def test_a_value_of_a_later_release_is_refused_until_it_is_changed() -> None:

@@ -51,7 +51,8 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = _compiler()
     _skip_without_sanitizers(compiler, directory)
     program = directory / "fuzz_codec"
-    sources = (NATIVE / "codec.c", SUPPORT.resolve() / "fuzz_codec.c")
+    fuzz = SUPPORT.resolve() / "fuzz_codec.c"
+    sources = (*(NATIVE / name for name in ("codec.c", "ledger.c", "pulsar_columns.c")), fuzz)
     built = _run(compiler, *SANITIZED, f"-I{NATIVE}", *sources, "-o", program)
     assert built.returncode == 0, built.stderr
     return program

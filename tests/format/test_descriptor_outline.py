@@ -122,3 +122,23 @@ def test_what_is_no_descriptor_has_no_outline(
         return
     if descriptor.offset_index is None:  # else the damage may be where an outline does not look
         assert outline == replace(decode_descriptor(bytes(raw)), offset_index=None)
+
+
+def test_the_outline_of_a_ledger_has_what_is_known_of_it() -> None:
+    ledger = (("block_bytes", 1024), ("id", 1 << 40), ("index_bytes", 300), ("uid", "7f-0e"))
+    whole = ObjectDescriptor(
+        "7f0e0d1c-0b0a-4009-8807-060504030201-ledger-42",
+        5,
+        14,
+        700,
+        "etag",
+        1_700_000_000,
+        offset_index=((5, 0), (9, 300)),
+        raw_size=500,
+        format="pulsar",
+        ledger=ledger,
+    )
+    assert decode_outline(encode_descriptor(whole)) == replace(whole, offset_index=None)
+    assert decode_outline(encode_descriptor(whole), 4).ledger == ledger
+    odd = replace(whole, ledger=(("text", 'a "quoted" {brace}'),))
+    assert decode_outline(encode_descriptor(odd)).ledger == odd.ledger

@@ -61,6 +61,11 @@ from forebay.format.producers import (
     encode_producers_row,
     idempotent_id,
 )
+from forebay.format.pulsar.blocks import EntryScanner
+from forebay.format.pulsar.entry import decode_entry
+from forebay.format.pulsar.frames import EntryAssembler, FramePacker
+from forebay.format.pulsar.index import decode_index as decode_ledger_index
+from forebay.format.pulsar.index import encode_index as encode_ledger_index
 from forebay.format.schema import (
     SubjectRow,
     TopicSchemaRow,
@@ -77,6 +82,7 @@ from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.pipeline.sink.staging import Rows, stage, staged_rows
 from support.hexdumps import block
+from support.ledgers import REAL_DATA, REAL_INDEX, packed
 
 # ---- messages ----
 
@@ -543,3 +549,38 @@ def test_a_block_of_a_compressed_object() -> None:
     assert len(data) == header.size
     frames = decompress(header, data[BLOCK_HEADER_BYTES:])
     assert frames == encode_frame(42, b"hello hello") + encode_frame(43, b"hello again")
+
+
+def test_the_ledger_document_shows_the_data_object_of_a_broker() -> None:
+    data = block("pulsar-ledger.md", 0)
+    assert data == REAL_DATA
+    (entries,) = EntryScanner(0, 0, len(data)).feed(data)
+    assert [bytes(entry.data) for entry in entries] == [data[140:]]
+    assert packed([data[140:]], MIB)[0] == data
+
+
+def test_the_ledger_document_shows_the_index_object_of_a_broker() -> None:
+    data = block("pulsar-ledger.md", 1)
+    assert data == REAL_INDEX
+    assert encode_ledger_index(decode_ledger_index(data)) == data
+
+
+def entry_of_frame(frame: bytes) -> bytes:
+    """The entry of a frame, with its header; checks that the frame comes back."""
+    packer, offset = FramePacker(MIB), int.from_bytes(frame[:8], "little")
+    assert list(packer.add(scan(frame))) == []
+    data = bytes(packer.finish())
+    (found,) = EntryAssembler(offset, 0, len(data), offset, MIB).feed(data)
+    assert bytes(found.raw) == frame
+    return data[128:]
+
+
+def test_the_entry_document_shows_the_frame_of_another_document() -> None:
+    data = block("pulsar-entry.md", 0)
+    assert entry_of_frame(block("frame.md", 0)) == data
+    assert decode_entry(data[12:]).metadata.producer_name == "p1"
+
+
+def test_the_entry_document_shows_bytes_that_are_no_message() -> None:
+    data = block("pulsar-entry.md", 1)
+    assert entry_of_frame(encode_frame(5, b"\xffnot a message")) == data

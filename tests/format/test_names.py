@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path, PurePosixPath
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.errors import InvalidSetting, InvalidTopicName
+from forebay.errors import InvalidSetting, InvalidTopicName, UsageError
 from forebay.format.names import (
     CHECKPOINT_FILE,
     FAILED_FILE,
@@ -23,10 +24,16 @@ from forebay.format.names import (
     after_prefix,
     aside,
     aside_directory,
+    is_finished,
     is_staged_segment,
     is_topic,
+    ledger_name,
+    object_files,
     object_key,
+    object_metadata,
+    object_of_file,
     objects_prefix,
+    parse_ledger,
     parse_object,
     parse_pending,
     parse_topic,
@@ -484,3 +491,58 @@ def test_keys_of_the_catalog_are_where_danube_has_them() -> None:
 def test_a_root_that_is_no_path_is_refused(root: str) -> None:
     with pytest.raises(InvalidSetting, match="root_prefix"):
         CatalogKeys(root)
+
+
+@given(st.uuids(), st.integers(0, 2**63 - 1), st.booleans())
+def test_the_name_of_a_ledger_is_parsed_again(uid: UUID, ledger_id: int, index: bool) -> None:
+    name = ledger_name(str(uid), ledger_id)
+    assert parse_ledger(name.data_name) == name
+    assert parse_ledger(name.index_name) == name._replace(is_index=True)
+    assert str(name._replace(is_index=index)) == f"{uid}-ledger-{ledger_id}" + "-index" * index
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ledger-1",
+        "7F0E0000-0000-4000-8000-000000000000-ledger-1",
+        "7f0e0000-0000-4000-8000-000000000000-ledger-01",
+        "7f0e0000-0000-4000-8000-000000000000-ledger--1",
+        "7f0e0000-0000-4000-8000-000000000000-ledger-9223372036854775808",
+        "7f0e0000-0000-4000-8000-000000000000-ledger-1-index-index",
+        "7f0e0000-0000-4000-8000-000000000000",
+        "data-0-9.dnb1",
+    ],
+)
+def test_other_names_are_not_those_of_ledgers(name: str) -> None:
+    assert parse_ledger(name) is None
+
+
+def test_the_name_of_a_ledger_is_a_uuid_and_a_number() -> None:
+    with pytest.raises(UsageError, match="a UUID in lower case"):
+        ledger_name("x", 1)
+
+
+def test_the_files_of_an_object_are_told_by_its_name_and_tell_it() -> None:
+    ledger = "7f0e0d1c-0b0a-4009-8807-060504030201-ledger-42"
+    for object_id, files in (
+        (ledger, (f"{ledger}-index", ledger)),
+        ("data-0-9.dnb1", ("data-0-9.dnb1",)),
+        ("data-0-9.dnb1.zst", ("data-0-9.dnb1.zst",)),
+        ("data-0-pending-ab.dnb1", ("data-0-pending-ab.dnb1",)),
+    ):
+        assert object_files(object_id) == files
+        assert {object_of_file(name) for name in (*files, sidecar(object_id))} == {object_id}
+    assert [is_finished(each) for each in (ledger, "data-0-9.dnb1")] == [True, True]
+    for other in (f"{ledger}-index", "data-0-pending-ab.dnb1", f"{ledger}.json", "x"):
+        assert not is_finished(other)
+
+
+def test_a_ledger_has_the_metadata_that_a_broker_demands() -> None:
+    topic = TopicName("default", "größe-part-3")
+    ledger = "7f0e0d1c-0b0a-4009-8807-060504030201-ledger-42"
+    found = object_metadata(topic, ledger)
+    assert found["s3managedledgeroffloaderformatversion"] == "1"
+    assert found["role"] == "data"
+    assert found["managedledgername"] == "public/default/persistent/gr%C3%B6%C3%9Fe-partition-3"
+    assert object_metadata(topic, f"{ledger}-index") == {**found, "role": "index"}

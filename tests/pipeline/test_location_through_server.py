@@ -171,6 +171,7 @@ def test_an_offload_and_writes_go_through_the_server(
         assert found == [b"line 0", b"line 1"]
 
 
+@pytest.mark.soak
 def test_a_worker_that_is_lost_costs_nothing(
     blind_cluster: BlindCluster, driver: BlindDriver, tmp_path: Path
 ) -> None:

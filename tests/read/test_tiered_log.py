@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from forebay.format.blocks import object_decoder
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import object_key
+from forebay.format.pulsar.frames import EntryAssembler
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings
 from forebay.topic.resources import StoreResources
@@ -22,10 +25,11 @@ from support.tiered_stores import TOPIC, Setup, fill, offsets
 MESSAGES = 400
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+@pytest.fixture(params=["dnb1", "pulsar"])
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
     setup = Setup(tmp_path / "data", backend=MemoryBackend())
     setup.uploading(max_object_bytes=20_000)
+    setup.uploading(format=request.param)
     return setup
 
 
@@ -46,11 +50,20 @@ def damage(setup: Setup, first: int, count: int) -> None:
     (held,) = setup.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
     key = object_key(TOPIC, held.object_id)
     data = bytearray(setup.backend.get_range(key, 0, held.size))
-    frame = held.size // (held.next_offset - held.start_offset)
-    at = (first - held.start_offset) * frame
-    size = min(count * frame, held.size - at)
-    data[at : at + size] = b"\xee" * size
+    places = [*places_in(held, data), held.size]
+    at = places[first - held.start_offset]
+    end = places[min(first - held.start_offset + count, held.count)]
+    data[at:end] = b"\xee" * (end - at)
     setup.backend.put_object(key, bytes(data))
+
+
+def places_in(held: ObjectDescriptor, data: bytearray) -> list[int]:
+    """Where the messages of an object begin, which all have one size if they are frames."""
+    if not held.is_ledger:
+        return list(range(0, held.size, held.size // held.count))
+    entries = object_decoder(held, held.start_offset, 0)
+    assert isinstance(entries, EntryAssembler)
+    return [at for _ in entries.feed(bytes(data)) for at in entries.positions]
 
 
 def without(first: int, end: int) -> list[int]:

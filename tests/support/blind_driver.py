@@ -22,7 +22,7 @@ from support.spark_cluster import LocalCluster, end_session
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PATIENCE: Final = 400.0
 FILLER: Final = "." * 500
@@ -122,7 +122,16 @@ def scan(spark: SparkSession, path: str, mark: str) -> Any:
     rows = (
         reader.option("subscribePattern", "/default/t.*").option("columns", "offset,value").load()
     )
+    return sums(rows, "offset", mark)
 
+
+def scan_ledgers(spark: SparkSession, path: str, mark: str) -> Any:
+    """`scan` of the ledgers below a directory, without the catalog."""
+    reader = spark.read.format("pulsar-offload").option("splitBytes", "1MiB")
+    return sums(reader.option("columns", "value,__entryId").load(path), "__entryId", mark)
+
+
+def sums(rows: DataFrame, number: str, mark: str) -> Any:
     def marked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             Path(mark).touch()
@@ -130,7 +139,7 @@ def scan(spark: SparkSession, path: str, mark: str) -> Any:
 
     found = (
         rows.mapInArrow(marked, rows.schema)
-        .selectExpr("count(*) n", "sum(offset) s", "sum(length(value)) b", "sum(crc32(value)) c")
+        .selectExpr("count(*) n", f"sum({number}) s", "sum(length(value)) b", "sum(crc32(value)) c")
         .first()
     )
     assert found is not None
@@ -171,6 +180,7 @@ def main(settings: SparkSettings) -> None:
         "offload": offload,
         "compact": compact,
         "scan": scan,
+        "scan_ledgers": scan_ledgers,
         "write": write,
         "stream": stream,
     }

@@ -39,6 +39,7 @@ native: Any = SimpleNamespace(
     append_one=_native.append_one,
     encode_many=_native.encode_many,
     encode_one=_encode_one,
+    module=_native,
 )
 
 HEADER_BYTES: Final = pure.HEADER.size

@@ -1,5 +1,5 @@
 /*
- * Fuzzes native/codec.c under the address and undefined-behaviour sanitizers.
+ * Fuzzes native/codec.c and native/ledger.c under the address and undefined-behaviour sanitizers.
  *
  *   fuzz_codec SEED ITERATIONS
  *
@@ -9,6 +9,8 @@
  * the failing iteration is printed, and its seed repeats it with one iteration.
  */
 #include "codec.h"
+#include "ledger.h"
+#include "pulsar_columns.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -615,6 +617,170 @@ static void check_encode(void) {
     free(middle.data);
 }
 
+/* ---- ledgers ---- */
+
+static uint32_t crc32c_bit_by_bit(const uint8_t *data, size_t bytes) {
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t at = 0; at < bytes; at++) {
+        crc ^= data[at];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+    }
+    return ~crc;
+}
+
+static void check_crc32c(block input) {
+    uint32_t expected = crc32c_bit_by_bit(input.data, input.bytes);
+    CHECK(fb_crc32c(input.data, input.bytes) == expected);
+    CHECK(fb_crc32c_tables(input.data, input.bytes) == expected);
+}
+
+/* Frames as entries in a block of `room` bytes; fewer, if they do not fit. */
+static block pack_ledger(block input, const fb_frames *frames, size_t room, uint64_t offset,
+                         size_t *done) {
+    block ledger = {malloc(room), 0};
+    uint8_t *places = malloc(8 * frames->rows);
+    uint64_t needed;
+    CHECK(fb_pack_frames(input.data, input.bytes, (const uint8_t *)frames->positions,
+                         (const uint8_t *)frames->lengths, frames->rows, 0, offset, 5, ledger.data,
+                         room, &ledger.bytes, places, done, &needed) == FB_ALL_ROWS);
+    CHECK(ledger.bytes <= room && (needed > 0) == (*done < frames->rows));
+    CHECK(needed == 0 || needed + FB_ENTRY_HEADER_BYTES > room - ledger.bytes);
+    for (size_t row = 0; row < *done; row++) {
+        uint64_t place = item(places, row);
+        CHECK(place < ledger.bytes && (row > 0 || place == 0));
+    }
+    free(places);
+    block exact = block_of(ledger.data, ledger.bytes);
+    free(ledger.data);
+    return exact;
+}
+
+/* The frames of entries, in a block of exactly their size. */
+static block unpack_ledger(block ledger, const fb_frames *entries, uint64_t offset,
+                           uint64_t bytes_max, size_t *done, enum fb_entry_fault *fault) {
+    uint64_t total;
+    const uint8_t *positions = (const uint8_t *)entries->positions;
+    const uint8_t *lengths = (const uint8_t *)entries->lengths;
+    CHECK(fb_unpack_size(ledger.data, ledger.bytes, positions, lengths, entries->rows, 0,
+                         bytes_max, &total, done, fault) == FB_ALL_ROWS);
+    block frames = {malloc((size_t)total), (size_t)total};
+    uint8_t *places = malloc(8 * *done), *sizes = malloc(4 * *done);
+    CHECK(fb_unpack_frames(ledger.data, ledger.bytes, positions, lengths, 0, *done, offset,
+                           frames.data, frames.bytes, places, sizes));
+    if (frames.bytes > 0)
+        CHECK(!fb_unpack_frames(ledger.data, ledger.bytes, positions, lengths, 0, *done, offset,
+                                frames.data, frames.bytes - 1, places, sizes));
+    free(places);
+    free(sizes);
+    fb_frames again = {0};
+    fb_scan_end end;
+    CHECK(fb_scan(frames.data, frames.bytes, 0, (fb_offset){true, offset}, true, &again, &end));
+    CHECK(*done == 0 || (end.end == FB_COMPLETE && again.rows == *done));
+    fb_frames_free(&again);
+    return frames;
+}
+
+/* Every span of a plain entry is inside it, and an entry that is not plain says nothing. */
+static void check_entry_columns(block ledger, const fb_frames *entries) {
+    static const int spans[] = {FB_ENTRY_PAYLOAD_POSITION, FB_ENTRY_KEY_POSITION,
+                                FB_ENTRY_ORDERING_POSITION, FB_ENTRY_PRODUCER_POSITION,
+                                FB_ENTRY_SCHEMA_POSITION};
+    size_t rows = entries->rows, done, property = 0;
+    int64_t *columns = calloc(rows * FB_ENTRY_COLUMNS + 1, sizeof *columns);
+    fb_properties properties = {NULL, 0, 0};
+    CHECK(columns != NULL);
+    CHECK(fb_entry_columns(ledger.data, ledger.bytes, (const uint8_t *)entries->positions,
+                           (const uint8_t *)entries->lengths, rows, columns, &properties,
+                           &done) == FB_ENTRIES_ALL);
+    CHECK(done == rows);
+    for (size_t row = 0; row < rows; row++) {
+        int64_t start = (int64_t)entries->positions[row], end = start + entries->lengths[row];
+        int64_t count = columns[FB_ENTRY_PROPERTIES * rows + row];
+        CHECK(columns[FB_ENTRY_FLAGS * rows + row] || count == 0);
+        for (size_t span = 0; span < 5 && columns[FB_ENTRY_FLAGS * rows + row]; span++) {
+            int64_t at = columns[(size_t)spans[span] * rows + row];
+            int64_t length = columns[(size_t)(spans[span] + 1) * rows + row];
+            CHECK(length < 0 || (start <= at && length <= end - at));
+        }
+        for (; count > 0; count--, property += 4)
+            for (int half = 0; half < 4; half += 2) {
+                const int64_t *found = properties.numbers + property + half;
+                CHECK(start <= found[0] && found[1] >= 0 && found[1] <= end - found[0]);
+            }
+    }
+    CHECK(property == properties.count);
+    free(columns);
+    free(properties.numbers);
+}
+
+static void damage_ledger(block ledger, uint64_t offset) {
+    if (ledger.bytes == 0)
+        return;
+    block damaged = block_of(ledger.data, below(8) ? ledger.bytes : 1 + below(ledger.bytes));
+    for (size_t times = 1 + below(3); times > 0; times--)
+        damage_once(damaged);
+    fb_frames entries = {0};
+    size_t stop, done;
+    enum fb_entries_end end;
+    enum fb_entry_fault fault;
+    size_t start = below(4) ? 0 : below(damaged.bytes + 1);
+    CHECK(fb_scan_entries(damaged.data, damaged.bytes, start,
+                          below(2) ? damaged.bytes - start : random_number(), 5, &entries, &stop,
+                          &end));
+    CHECK(stop <= damaged.bytes);
+    for (size_t row = 0; row < entries.rows; row++) {
+        CHECK(entries.lengths[row] <= damaged.bytes - entries.positions[row]);
+        size_t length = entries.lengths[row];
+        uint8_t *entry = damaged.data + entries.positions[row];
+        if (length < 10 || below(4) == 0)
+            continue;
+        uint32_t crc = crc32c_bit_by_bit(entry + 6, length - 6); /* so that damage gets past it */
+        for (int byte = 0; byte < 4; byte++)
+            entry[2 + byte] = (uint8_t)(crc >> 8 * (3 - byte));
+    }
+    size_t bad;
+    CHECK(fb_check_entries(damaged.data, damaged.bytes, (const uint8_t *)entries.positions,
+                           (const uint8_t *)entries.lengths, entries.rows, &bad));
+    CHECK(bad <= entries.rows);
+    block frames = unpack_ledger(damaged, &entries, offset, random_number(), &done, &fault);
+    check_entry_columns(damaged, &entries);
+    free(frames.data);
+    fb_frames_free(&entries);
+    free(damaged.data);
+}
+
+static void check_ledger(block input, uint64_t offset) {
+    fb_frames frames = {0}, entries = {0};
+    fb_scan_end end;
+    enum fb_entries_end entries_end;
+    enum fb_entry_fault fault;
+    size_t done, stop, again;
+    CHECK(fb_scan(input.data, input.bytes, 0, (fb_offset){false, 0}, true, &frames, &end));
+    size_t room = below(3) ? 4 * input.bytes + 4096 : below(2 * input.bytes + 1);
+    block ledger = pack_ledger(input, &frames, room, offset, &done);
+    CHECK(fb_scan_entries(ledger.data, ledger.bytes, 0, ledger.bytes, 5, &entries, &stop,
+                          &entries_end));
+    CHECK(entries.rows == done && stop == ledger.bytes && entries_end == FB_ENTRIES_COMPLETE);
+    check_entry_columns(ledger, &entries);
+    uint64_t bytes_max = below(2) ? UINT64_MAX : below(input.bytes);
+    block back = unpack_ledger(ledger, &entries, offset, bytes_max, &again, &fault);
+    CHECK(fault == FB_ENTRY_GOOD && (again == done || bytes_max < UINT64_MAX));
+    size_t at = 0;
+    for (size_t row = 0; row < again; row++) {
+        at += FB_HEADER_BYTES;
+        CHECK(memcmp(back.data + at, input.data + frames.positions[row], frames.lengths[row]) == 0);
+        at += frames.lengths[row];
+    }
+    CHECK(at == back.bytes);
+    for (int times = 0; times < 4; times++)
+        damage_ledger(ledger, offset);
+    free(back.data);
+    free(ledger.data);
+    fb_frames_free(&frames);
+    fb_frames_free(&entries);
+}
+
 static void iterate(void) {
     builder built = {0};
     expectation expected = {random_number() >> 2, 0, {{0}}};
@@ -623,6 +789,8 @@ static void iterate(void) {
     block input = block_of(built.data, built.bytes);
     free(built.data);
     check_crc(input);
+    check_crc32c(input);
+    check_ledger(input, below(2) ? expected.first : random_number() >> 2);
     check_valid(input, &expected);
     check_scan(input);
     check_find(input);
@@ -648,6 +816,7 @@ int main(int count, char **words) {
     }
     uint64_t first = strtoull(words[1], NULL, 10), iterations = strtoull(words[2], NULL, 10);
     fb_init();
+    fb_ledger_init();
     start_random(first);
     check_crc_lengths();
     for (uint64_t iteration = 0; iteration < iterations; iteration++) {

@@ -1,10 +1,10 @@
 """Runs one scenario of uploads again and again, each time killed at another call.
 
-Arguments: a folder, `planned` or `rolling`, the first call and the step. A child is forked for
-each; it kills itself with SIGKILL before its n-th call of the object store or the catalog, or
-right after the n-th that changes something. Every acknowledged message is counted in the file
-`acks` of its folder. One line for each child, `killed N`; the last is `passed N`, when a scenario
-came to its end.
+Arguments: a folder, `planned`, `rolling` or `ledgers`, the first call and the step. For each, a
+child is forked; it kills itself with SIGKILL before its n-th call of the object store or the
+catalog, or right after the n-th that changes something. Every acknowledged message is counted in
+the file `acks` of its folder. One line for each child, `killed N`; the last is `passed N`, when a
+scenario came to its end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.kv import Compare, Put, Remove
 from forebay.catalog.sqlite import SqliteKv
+from forebay.limits import KIB
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
@@ -64,6 +65,8 @@ def settings(folder: Path, uploading: str) -> StoreSettings:
         uploader=UploaderSettings(
             enabled=False,
             rolling=uploading == "rolling",
+            format="pulsar" if uploading == "ledgers" else "dnb1",
+            ledger_block_bytes=KIB,
             max_object_bytes=1000,
             max_open_seconds=60,
         ),

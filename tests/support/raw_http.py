@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from support.served import Served
@@ -35,8 +35,15 @@ class Said:
         return self.status, told["kind"], told["message"]
 
 
+class AtUrl(Protocol):
+    """A server that is somewhere."""
+
+    @property
+    def url(self) -> str: ...
+
+
 def ask(
-    server: Served,
+    server: AtUrl,
     method: str,
     path: str,
     body: Any = None,

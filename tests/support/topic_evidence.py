@@ -17,10 +17,11 @@ from forebay.catalog.records import State
 from forebay.errors import LostOffsets
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.names import (
-    SIDECAR_ENDING,
     TopicName,
     after_prefix,
+    object_files,
     object_key,
+    object_of_file,
     objects_prefix,
     parse_object,
     sidecar,
@@ -125,7 +126,7 @@ def assert_only_orphans_are_swept(
     Returns the keys that were orphans.
     """
     chain = list(raw_descriptors(catalog, topic))
-    objects = {object_key(topic, each.object_id) for each in chain}
+    objects = {object_key(topic, name) for each in chain for name in object_files(each.object_id)}
     counted = objects | {object_key(topic, sidecar(each.object_id)) for each in chain}
     before = _sizes(store, topic)
     waiting = {key for key in before if _after_tail(catalog, topic, key)}
@@ -134,8 +135,8 @@ def assert_only_orphans_are_swept(
     assert looked.errors == 0, looked
     assert {item.action for item in _found(looked, waiting)} <= {Action.WOULD_REMOVE}, looked
     items = [item for item in _found(looked, waiting) if item.bytes]
-    reported = {item.key.removesuffix(SIDECAR_ENDING) for item in items}
-    assert reported == {key.removesuffix(SIDECAR_ENDING) for key in orphans}
+    reported = {_object(item.key) for item in items}
+    assert reported == {_object(key) for key in orphans}
     found = sum(item.bytes for item in _found(looked, waiting))
     assert found == sum(before[key] for key in orphans)
     assert looked.committed == len(chain)
@@ -152,17 +153,25 @@ def assert_only_orphans_are_swept(
 def _after_tail(catalog: Catalog, topic: TopicName, key: str) -> bool:
     """Whether it is an object after the tail. A sweep keeps it until the tail has passed it."""
     record = catalog.record(topic)
-    name = parse_object(key.rpartition("/")[2].removesuffix(SIDECAR_ENDING))
-    return record is not None and name is not None and name.end >= record.tail
+    object_id = _object(key).rpartition("/")[2]
+    life, name = catalog.life(topic, object_id), parse_object(object_id)
+    span = life.span if life is not None and name is None else name and (name.start, name.end + 1)
+    return record is not None and span is not None and span[1] > record.tail
+
+
+def _object(key: str) -> str:
+    """The key of the object that a file belongs to."""
+    prefix, slash, name = key.rpartition("/")
+    return prefix + slash + object_of_file(name)
 
 
 def _found(report: SweepReport, waiting: set[str]) -> list[SweepItem]:
     """The items but for begin markers and objects after the tail."""
-    kept = {key.removesuffix(SIDECAR_ENDING) for key in waiting}
+    kept = {_object(key) for key in waiting}
     return [
         item
         for item in report.items
-        if item.kind is not Kind.MARKER and item.key.removesuffix(SIDECAR_ENDING) not in kept
+        if item.kind is not Kind.MARKER and _object(item.key) not in kept
     ]
 
 

@@ -44,9 +44,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from forebay.catalog.records import TopicRecord
 from forebay.errors import (
     ForebayError,
+    LedgerError,
     LogClosed,
     LogLocked,
     LogStopped,
+    ObjectMissing,
     ServiceError,
     TopicFenced,
     TopicOwned,
@@ -56,10 +58,16 @@ from forebay.format.message import decode_messages
 from forebay.format.names import (
     SIDECAR_ENDING,
     ObjectName,
+    object_files,
+    object_of_file,
     objects_prefix,
+    parse_ledger,
     parse_object,
     parse_topic,
 )
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.index import decode_index
+from forebay.format.pulsar.topic_ledger import offsets_of_ledger
 from support.disasters import COMMANDS_MAX, Broken, Step, commands_in
 from support.etcd_server import EtcdServer
 from support.s3_server import S3Server
@@ -223,6 +231,8 @@ class Walk:
         self._opened: set[str] = set()
         self._number = 0
         self._faulty = False
+        self._ledgers: dict[str, ObjectName] = {}
+        """The offsets of ledgers of Pulsar, which their names do not say, by their keys."""
         self._sound: dict[str, dict[int, int]] = {}
         self.trail: list[str] = []
         self.outcomes: Counter[str] = Counter()
@@ -461,15 +471,41 @@ class Walk:
 
     def _object_keys(self, name: str) -> dict[str, ObjectName]:
         listed = self.place.store.list(objects_prefix(parse_topic(name)))
-        parsed = ((meta.key, parse_object(meta.key.rpartition("/")[2])) for meta in listed)
+        parsed = ((meta.key, self._own(meta.key)) for meta in listed)
         return {key: own for key, own in parsed if own is not None}
+
+    def _own(self, key: str) -> ObjectName | None:
+        """The offsets of an object, by its name or, of a ledger, by its index object."""
+        prefix, _, name = key.rpartition("/")
+        ledger = parse_ledger(name)
+        if ledger is None or ledger.is_index:
+            return parse_object(name)
+        if key not in self._ledgers:
+            with suppress(ObjectMissing, LedgerError):
+                index = self.place.store.get_object(f"{prefix}/{ledger.index_name}", 1 << 24)
+                span = offsets_of_ledger(decode_index(index))
+                assert span is not None
+                self._ledgers[key] = ObjectName(span[0], span[1] - 1)
+        return self._ledgers.get(key)
 
     def _messages(self, key: str, start: int, end: int) -> dict[int, int]:
         raw = bytes(self.place.store.get_object(key, 1 << 24))
+        if key in self._ledgers:
+            return self._entries(raw, start, end)
         frames = scan(raw)
         if frames.safe_length != len(raw) or list(frames.offsets) != list(range(start, end + 1)):
             return {}
         return {each.offset: number_of(each.payload) for each in decode_messages(frames)}
+
+    def _entries(self, raw: bytes, start: int, end: int) -> dict[int, int]:
+        entries = EntryAssembler(start, 0, len(raw), start, max(len(raw), 1))
+        found = {
+            each.offset: number_of(each.payload)
+            for frames in entries.feed(raw)
+            for each in decode_messages(frames)
+        }
+        entries.require_end(end + 1)
+        return found if entries.corruption is None else {}
 
     def endanger(self, name: str, offsets: Iterable[int] | None = None) -> None:
         """Messages may be lost: these, or all that are not in the bucket."""
@@ -885,7 +921,7 @@ class Walk:
         if not keys:
             return
         key = keys[number // 2 % len(keys)]
-        parsed = parse_object(key.rpartition("/")[2])
+        parsed = self._own(key)
         assert parsed is not None
         raw = bytes(self.place.store.get_object(key, 1 << 24))
         self._sound[key] = {}
@@ -907,7 +943,7 @@ class Walk:
         Objects that were never committed may be cut at other offsets. A restore takes whole
         objects, so where one is damaged, it has to give up others that overlap what it takes.
         """
-        names = [name for key in keys if (name := parse_object(key.rpartition("/")[2]))]
+        names = [name for key in keys if (name := self._own(key))]
         while wider := [
             each
             for each in names
@@ -963,7 +999,7 @@ class Walk:
             chain = list(raw_descriptors(catalog, topic))
             record = catalog.record(topic)
         assert record is not None
-        wanted = {prefix + each.object_id for each in chain}
+        wanted = {prefix + file for each in chain for file in object_files(each.object_id)}
         found = {meta.key: meta.size for meta in self.place.store.list(prefix)}
         for each in chain:
             key = prefix + each.object_id
@@ -987,8 +1023,9 @@ class Walk:
 
     def _may_be_last(self, name: str, key: str) -> bool:
         """Whether an object was damaged, or overlaps one that was: a sweep keeps the only copy."""
-        own = parse_object(key.rpartition("/")[2].removesuffix(SIDECAR_ENDING))
-        damaged = [parse_object(each.rpartition("/")[2]) for each in self.ledgers[name].damaged]
+        prefix, slash, file = key.rpartition("/")
+        own = self._own(prefix + slash + object_of_file(file))
+        damaged = [self._own(each) for each in self.ledgers[name].damaged]
         return own is not None and any(
             each is not None and each.start <= own.end and own.start <= each.end for each in damaged
         )

@@ -18,6 +18,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.kv import Put, Remove
 from forebay.format.names import after_prefix, parse_topic
+from forebay.limits import KIB
 from forebay.objects.store import CloudStore, connect
 from forebay.settings import (
     AdminSettings,
@@ -73,12 +74,16 @@ def _settings(
     data: Path, cloud: CloudSettings, metadata: MetadataSettings, dice: random.Random
 ) -> StoreSettings:
     """Small files, so that a few messages fill them; nothing happens behind the walk's back."""
+    rolling = dice.random() < 0.3
     return StoreSettings(
         data=data,
         wal=WalSettings(rotate_max_bytes=2500, cache_capacity=24),
         uploader=UploaderSettings(
             enabled=False,
-            rolling=dice.random() < 0.3,
+            rolling=rolling,
+            format="pulsar" if not rolling and dice.random() < 0.4 else "dnb1",
+            ledger_block_bytes=KIB,
+            offload_threshold_bytes=dice.choice((0, 3000, None)),
             sidecars=dice.random() < 0.8,
             max_object_bytes=dice.choice((1500, 4000, 9000)),
             max_open_seconds=0,

@@ -10,11 +10,12 @@ import pytest
 
 import forebay
 from forebay.catalog.kv import Entry, Put
-from forebay.catalog.topic_settings import change_topic_settings
+from forebay.catalog.topic_settings import change_namespace_policies, change_topic_settings
+from forebay.config.offload_policies import DELETION_LAG, THRESHOLD_BYTES
 from forebay.errors import DescriptorError, InvalidSetting, ServiceUnavailable, UsageError
 from forebay.settings import DeleterSettings, RemoteRetentionSettings
 from forebay.testing.kv import FaultKv
-from forebay.topic.configure import configure_topic
+from forebay.topic.configure import configure_topic, effective_settings
 from forebay.topic.describe import describe
 from forebay.topic.store import Store, Topic
 from support.storages import storage_of, uploader_checkpoint
@@ -146,6 +147,50 @@ def test_the_deletion_lag_is_the_topics_own(setup: Setup) -> None:
         assert topic.trim_local() != []
 
 
+def test_the_namespaces_policies_apply_to_what_a_topic_has_no_value_for(setup: Setup) -> None:
+    with setup.topic() as topic:
+        change_namespace_policies(
+            setup.catalog, TOPIC.namespace, lambda _: {DELETION_LAG: 600_000, THRESHOLD_BYTES: 5}
+        )
+        fill(topic, 100)
+        topic.upload()
+        cycle(topic)
+        found = sources(topic.settings())
+        assert found["deletion_lag_minutes"] == (10, "namespace")
+        assert found["offload_threshold_bytes"] == (5, "namespace")
+        assert topic.trim_local() == []
+        setup.clock.advance(601)
+        assert topic.trim_local() != []
+        topic.configure(deletion_lag_minutes=60)
+        assert sources(topic.settings())["deletion_lag_minutes"] == (60, "topic")
+
+
+def test_a_deletion_lag_without_an_end_keeps_every_segment(setup: Setup) -> None:
+    with setup.store() as store:
+        topic = store.topic(str(TOPIC))
+        topic.configure(deletion_lag_minutes=None)
+        fill(topic, 100)
+        topic.upload()
+        setup.clock.advance(10 * 365 * 24 * 3600)
+        assert topic.trim_local() == []
+        with store.view() as view:
+            kept = [each.kept_because for each in describe(view.topic(str(TOPIC))).segments]
+        assert "its objects are younger than the deletion lag" in kept
+
+
+def test_policies_that_this_release_does_not_accept_stop_uploads_and_are_named(
+    setup: Setup,
+) -> None:
+    with setup.store() as store:
+        fill(store.topic(str(TOPIC)), 10)
+        change_namespace_policies(setup.catalog, TOPIC.namespace, lambda _: {THRESHOLD_BYTES: "x"})
+        with pytest.raises(DescriptorError, match="offload policies of the namespace default"):
+            effective_settings(setup.catalog, TOPIC, setup.settings())
+        with store.view() as view:
+            problems = describe(view.topic(str(TOPIC))).problems
+        assert "Set them again" in problems[0]
+
+
 def test_remote_retention_is_the_topics_own(setup: Setup) -> None:
     setup.remote = RemoteRetentionSettings(size_mb=0)
     setup.uploading(max_object_messages=10)
@@ -207,16 +252,16 @@ def test_settings_of_a_later_release_do_no_harm_and_are_kept(setup: Setup) -> No
     with setup.store() as store:
         topic = store.topic(str(TOPIC))
         key = setup.catalog.keys.settings(TOPIC)
-        setup.kv.commit([], [Put(key, b'{"format":"avro","max_object_messages":5}')])
+        setup.kv.commit([], [Put(key, b'{"layout":"avro","max_object_messages":5}')])
         fill(topic, 10)
         assert len(topic.upload()) == 2
         topic.configure(rolling=False)
         entry = setup.kv.get(key)
         assert entry is not None
-        assert entry.value == b'{"format":"avro","max_object_messages":5,"rolling":false}'
+        assert entry.value == b'{"layout":"avro","max_object_messages":5,"rolling":false}'
         with store.view() as view:
             last = describe(view.topic(str(TOPIC))).settings[-1]
-        assert (last.key, last.value, last.known) == ("format", "avro", False)
+        assert (last.key, last.value, last.known) == ("layout", "avro", False)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,11 @@ from forebay.wal.identity import LocalLog
 from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain, storage_of
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+@pytest.fixture(params=["dnb1", "pulsar"])
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
     setup = Setup(tmp_path / "data")
     setup.uploading(max_object_bytes=20_000)
+    setup.uploading(format=request.param)
     return setup
 
 

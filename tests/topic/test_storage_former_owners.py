@@ -13,9 +13,11 @@ from forebay.settings import WalSettings
 from support.tiered_stores import TOPIC, Setup, fill, lease_of, offsets
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Setup:
-    return Setup(tmp_path / "data", wal=WalSettings(rotate_max_bytes=4096, cache_capacity=1))
+@pytest.fixture(params=["dnb1", "pulsar"])
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
+    setup = Setup(tmp_path / "data", wal=WalSettings(rotate_max_bytes=4096, cache_capacity=1))
+    setup.uploading(format=request.param)
+    return setup
 
 
 def record_of(setup: Setup) -> TopicRecord:

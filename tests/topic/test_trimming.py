@@ -25,8 +25,8 @@ OTHERS = parse_topic("/default/others")
 """As long as the name of TOPIC, so that objects of the same range have the same size."""
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+@pytest.fixture(params=["dnb1", "pulsar"])
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
     setup = Setup(tmp_path / "data")
     setup.uploading(max_object_bytes=20_000)
     with setup.store() as store:
@@ -34,6 +34,7 @@ def setup(tmp_path: Path) -> Setup:
             topic = store.topic(str(name))
             fill(topic, 300)
             topic.upload()
+    setup.uploading(format=request.param)
     return setup
 
 

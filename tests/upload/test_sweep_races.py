@@ -9,7 +9,7 @@ import pytest
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.ownership import Ownership
-from forebay.catalog.records import Life, State
+from forebay.catalog.records import Life, Range, State
 from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor
@@ -318,9 +318,11 @@ class LateCatalog(Catalog):
         super().__init__(at.kv, clock=at.clock)
         self._between = between
 
-    def condemn(self, topic: TopicName, object_id: str, seen: Life | None) -> str | None:
+    def condemn(
+        self, topic: TopicName, object_id: str, seen: Life | None, span: Range | None = None
+    ) -> str | None:
         self._between()
-        return super().condemn(topic, object_id, seen)
+        return super().condemn(topic, object_id, seen, span)
 
 
 def test_a_sweep_that_decided_before_a_commit_keeps_the_object(at: Reservoir) -> None:

@@ -28,11 +28,16 @@ from support.storages import checkpoints_of, storage_of, uploader_checkpoint
 from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain
 
 
-@pytest.fixture(params=[False, True], ids=["ahead", "rolling"])
+@pytest.fixture(params=["ahead", "rolling", "ledgers"])
 def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
     setup = Setup(tmp_path / "data")
-    setup.uploading(rolling=request.param)
+    form = "pulsar" if request.param == "ledgers" else "dnb1"
+    setup.uploading(rolling=request.param == "rolling", format=form, ledger_block_bytes=2048)
     return setup
+
+
+of_frames = pytest.mark.parametrize("setup", ["ahead", "rolling"], indirect=True)
+"""For what is otherwise with ledgers: see `test_ledgers.py`."""
 
 
 def cycle(topic: Topic) -> None:
@@ -62,6 +67,7 @@ def test_objects_are_within_their_bounds_and_cover_the_log(setup: Setup) -> None
     require_chain(setup)
 
 
+@of_frames
 def test_messages_bound_an_object_too(setup: Setup) -> None:
     setup.uploading(max_object_messages=64)
     with setup.topic() as topic:
@@ -70,6 +76,7 @@ def test_messages_bound_an_object_too(setup: Setup) -> None:
     assert setup.ranges() == [(0, 64), (64, 128), (128, 192), (192, 200)]
 
 
+@of_frames
 def test_an_object_is_the_frames_of_the_log_byte_for_byte(setup: Setup) -> None:
     setup.wal = WalSettings(rotate_max_bytes=2000)
     with setup.topic() as topic:
@@ -80,6 +87,7 @@ def test_an_object_is_the_frames_of_the_log_byte_for_byte(setup: Setup) -> None:
     assert bytes(setup.objects.get_object(key, 10**6)) == frames
 
 
+@of_frames
 def test_the_index_points_at_the_frames_of_the_object(setup: Setup) -> None:
     with setup.topic() as topic:
         fill(topic, 3500)
@@ -93,6 +101,7 @@ def test_the_index_points_at_the_frames_of_the_object(setup: Setup) -> None:
         assert int.from_bytes(data[position : position + 8], "little") == offset
 
 
+@of_frames
 def test_a_quiet_topic_waits_for_its_time_and_no_longer(setup: Setup) -> None:
     setup.uploading(max_open_seconds=600)
     with setup.topic() as topic:
@@ -209,6 +218,7 @@ def test_an_object_that_the_store_lost_on_the_way_does_not_count(tmp_path: Path)
     assert setup.ranges() == [(0, 50)]
 
 
+@of_frames
 def test_a_frame_that_is_not_synced_is_not_uploaded(setup: Setup) -> None:
     with setup.topic() as topic:
         fill(topic, 10)

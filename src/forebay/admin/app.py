@@ -25,10 +25,18 @@ from starlette.responses import Response
 from forebay import __version__, metrics
 from forebay.admin import executors, jobs, messages, schemas, sink_commits, subscriptions, topics
 from forebay.admin.context import ServerContext
-from forebay.admin.errors import error_response, on_bug, on_forebay_error, on_http_error
+from forebay.admin.errors import (
+    Refused,
+    error_response,
+    on_bug,
+    on_forebay_error,
+    on_http_error,
+    on_refused,
+)
 from forebay.admin.guard import Guard
 from forebay.admin.operations import Endpoint, Operation, Reply, document
 from forebay.admin.page import assets, overview
+from forebay.admin.pulsar import offload, policies, scan
 from forebay.admin.records import ENCODER, JSON, Record, json_response
 from forebay.config import describe
 from forebay.errors import ForebayError
@@ -108,6 +116,9 @@ def build_app(context: ServerContext) -> Starlette:
         *jobs.routes(context),
         *executors.routes(context),
         *sink_commits.routes(context),
+        *policies.routes(context),
+        *offload.routes(context),
+        *scan.routes(context),
         *overview.routes(context),
         *assets.routes(),
     ]
@@ -121,6 +132,7 @@ def build_app(context: ServerContext) -> Starlette:
         lifespan=lambda _app: context.running(),
         exception_handlers={
             ForebayError: on_forebay_error,
+            Refused: on_refused,
             HTTPException: on_http_error,
             Exception: on_bug,
         },

@@ -1,5 +1,7 @@
 """Errors as HTTP responses: `{"error": {"kind": "OffsetOutOfRange", "message": "...", ...}}`.
 
+Below PULSAR_PATHS there is a `reason` beside it, the message, which Pulsar's clients show.
+
 `status_of` is where an error gets its status. The kind is the name of the class in `forebay.errors`
 and the error's fields come with it, so that a client can raise the same error again. An exception
 that is not a ForebayError is a bug: the response is a 500, and its text is only in the log.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import json
 import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -35,6 +38,7 @@ from forebay.errors import (
     LostOffsets,
     MessageTooLarge,
     ObjectExists,
+    OffloadInProgress,
     OffsetOutOfRange,
     SchemaMismatch,
     SchemasNotInstalled,
@@ -77,6 +81,15 @@ class Error(Record, frozen=True):
     error: ErrorFields
 
 
+class Refused(Exception):
+    """A request that is refused with this status, which no error of `forebay.errors` has."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+PULSAR_PATHS: Final = "/admin/v2/"
 _log: Final = logging.getLogger("forebay.admin")
 ERRORS: Final = Counter(
     "forebay_http_errors_total", "Requests that failed, by kind of error.", ["kind"]
@@ -101,6 +114,7 @@ _STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
     (LogLocked, 409),
     (TopicOwned, 409),
     (CommitRefused, 409),
+    (OffloadInProgress, 409),
     (TopicFenced, 503),
     (LogClosed, 503),
     (WaitTimeout, 504),
@@ -165,6 +179,19 @@ def error_response(status: int, kind: str, message: str, **fields: Any) -> Respo
     return json_response(body, status, headers)
 
 
+def in_form_of(path: str, response: Response) -> Response:
+    """Returns an error response in the form that the clients of a path expect."""
+    if not path.startswith(PULSAR_PATHS):
+        return response
+    body = json.loads(bytes(response.body))
+    found = json_response({"reason": body["error"]["message"], **body}, response.status_code)
+    kept = {"content-type", "content-length"}
+    found.headers.update(
+        {name: value for name, value in response.headers.items() if name not in kept}
+    )
+    return found
+
+
 def log_bug(error: Exception, *, where: str) -> dict[str, str]:
     """Logs an exception that is a bug, and returns the fields of the error that a client sees."""
     event(_log, logging.ERROR, "a request failed", trace=error, where=where, error=repr(error))
@@ -174,10 +201,16 @@ def log_bug(error: Exception, *, where: str) -> dict[str, str]:
 # ---- the application's exception handlers ------------------------------------------------------
 
 
-async def on_forebay_error(_request: Request, error: Exception) -> Response:
+async def on_forebay_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ForebayError)
     fields = error_fields(error)
-    return error_response(status_of(error), fields.pop("kind"), fields.pop("message"), **fields)
+    response = error_response(status_of(error), fields.pop("kind"), fields.pop("message"), **fields)
+    return in_form_of(request.url.path, response)
+
+
+async def on_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return in_form_of(request.url.path, error_response(error.status, "UsageError", str(error)))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -189,9 +222,10 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         message = f"{request.url.path[:_SHOWN]} does not allow {request.method}"
     response = error_response(error.status_code, "UsageError", message)
     response.headers.update(error.headers or {})
-    return response
+    return in_form_of(request.url.path, response)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
     fields = log_bug(error, where=f"{request.method} {request.url.path}")
-    return error_response(500, fields["kind"], fields["message"])
+    response = error_response(500, fields["kind"], fields["message"])
+    return in_form_of(request.url.path, response)

@@ -69,17 +69,18 @@ from forebay.errors import (
 from forebay.files.local import LocalDisk
 from forebay.format.checkpoint import Published
 from forebay.format.names import (
-    SIDECAR_ENDING,
     STAGING_PREFIX,
     SegmentNames,
     TopicName,
+    is_finished,
     is_staged_file,
+    object_files,
     object_metadata,
-    parse_object,
+    object_of_file,
     staged_file,
     topic_of_key,
 )
-from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OBJECT_BYTES_MAX
+from forebay.limits import DESCRIPTOR_BYTES_MAX, LEDGER_INDEX_BYTES_MAX, MIB, OBJECT_BYTES_MAX
 from forebay.metrics import Counter
 from forebay.objects.backend import ObjectMeta, check_key
 from forebay.objects.store import CloudStore
@@ -524,7 +525,7 @@ class PutTarget:
         """The user metadata, which the name tells; sidecars and staged rows have none."""
         if self.topic is None or not self.written_once:
             return {}
-        return object_metadata(self.topic, self.object_id)
+        return object_metadata(self.topic, self.key.rpartition("/")[2])
 
     def state(self, catalog: Catalog) -> State | None:
         """The object's state in the catalog; None if the catalog does not have it."""
@@ -541,10 +542,12 @@ def target_of(key: str) -> PutTarget:
     found = topic_of_key(key)
     if found is not None:
         topic, name = found
-        object_id = name.removesuffix(SIDECAR_ENDING)
-        if parse_object(object_id) is not None:
-            is_object = name == object_id
-            most = OBJECT_BYTES_MAX if is_object else DESCRIPTOR_BYTES_MAX
+        object_id = object_of_file(name)
+        if is_finished(object_id):
+            is_object = name in object_files(object_id)
+            most = OBJECT_BYTES_MAX if name == object_id else DESCRIPTOR_BYTES_MAX
+            if is_object and name != object_id:
+                most = LEDGER_INDEX_BYTES_MAX
             return PutTarget(key, topic, object_id, most, written_once=is_object)
     raise UsageError(
         f"{key!r} cannot be written: it is neither an object of a topic nor staged rows"

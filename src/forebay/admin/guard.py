@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.admin.errors import error_response
+from forebay.admin.errors import error_response, in_form_of
 from forebay.client.http import INSTANCE_HEADER, STORE_HEADER
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.listening import is_loopback
@@ -111,7 +111,8 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
-        respond = self._refusal(scope, path) or self._app
+        refusal = self._refusal(scope, path)
+        respond = self._app if refusal is None else in_form_of(path, refusal)
         await respond(scope, receive, sending)
 
     def _refusal(self, scope: Scope, path: str) -> Response | None:

@@ -74,6 +74,8 @@ class Operation:
     """Types, or `Lines`, by media type."""
     public: bool = False
     """Whether the operation is allowed without a token."""
+    error: type[Record] = Error
+    """The body of its error responses."""
 
 
 class Endpoint(Route):
@@ -104,6 +106,7 @@ _Name: TypeAlias = Annotated[
     Meta(min_length=1, max_length=255, extra_json_schema={"pattern": "^[A-Za-z0-9_-]+$"}),
 ]
 PATH_PARAMETERS: Final[Mapping[str, Any]] = {
+    "tenant": Annotated[_Name, Meta(description="`public`: there is no other one.")],
     "namespace": Annotated[_Name, Meta(description="`default` of `/default/orders`.")],
     "topic": Annotated[_Name, Meta(description="`orders` of `/default/orders`.")],
     "offset": Annotated[Offset, Meta(description="The offset.")],
@@ -123,7 +126,7 @@ PATH_PARAMETERS: Final[Mapping[str, Any]] = {
     ],
     "schema": Annotated[Offset, Meta(description="The id of a subject.")],
 }
-_SHARED: Final = ("namespace", "topic")
+_SHARED: Final = ("tenant", "namespace", "topic")
 _ALWAYS: Final = (401, 403, 412, 500, 503)
 ERRORS: Final = {
     400: ("UsageError", "The request is invalid: the message says what to change."),
@@ -132,7 +135,10 @@ ERRORS: Final = {
     404: ("NotFound", "The topic, subscription, schema, object, job or file does not exist."),
     409: ("Conflict", "The state of the server or of the topic does not allow the request."),
     410: ("Lost", "The offsets are recorded as lost; `end` is where to continue."),
-    412: ("AnotherStore", "`Forebay-Store` names another store: nothing was applied."),
+    412: (
+        "Precondition",
+        "`Forebay-Store` names another store, or Pulsar's API refuses it: nothing was applied.",
+    ),
     413: ("TooLarge", "The body is larger than the limit for one request."),
     415: ("EncodedBody", "The body has a `Content-Encoding`; only `identity` is accepted."),
     416: ("OutOfRange", "Outside the range that exists; `start` and `end` are its bounds."),
@@ -210,15 +216,17 @@ def _operation(endpoint: Endpoint, operation: Operation, schemas: _Schemas) -> J
     statuses = sorted({*operation.errors, *encoded, *_ALWAYS})
     found["responses"] = {
         **{str(status): _reply(each, schemas) for status, each in operation.replies.items()},
-        **{str(status): _error(status, operation) for status in statuses},
+        **{str(status): _error(status, operation, schemas) for status in statuses},
     }
     return found
 
 
-def _error(status: int, operation: Operation) -> Json:
+def _error(status: int, operation: Operation, schemas: _Schemas) -> Json:
     name, description = ERRORS[status]
     if operation.method == "HEAD":  # a response without a body
         return {"description": description}
+    if operation.error is not Error:
+        return _reply(Reply(description, operation.error), schemas)
     return {"$ref": f"#/components/responses/{name}"}
 
 
@@ -278,7 +286,7 @@ class _Schemas:
         bodies = [kind for each in operations for kind in each.body.values()]
         replies = [reply.kind for each in operations for reply in each.replies.values()]
         records = {each.__name__: each for each in _below(Record)}
-        sent = _components([*replies, Error])
+        sent = _components([*replies, Error, *(each.error for each in operations)])
         for name, schema in sent.items():
             _close(schema, records.get(name))
         self.components = {**sent, **_components(bodies)}

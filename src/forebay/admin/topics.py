@@ -547,8 +547,9 @@ def _trim(context: ServerContext, name: TopicName) -> Trimmed:
 
 def _settings(context: ServerContext, name: TopicName) -> TopicSettings:
     with context.store.view() as view:
-        own = view.topic(str(name)).own_settings()
-    return TopicSettings(str(name), in_effect(context.settings, own))
+        topic = view.topic(str(name))
+        own, policies = topic.own_settings(), topic.namespace_policies()
+    return TopicSettings(str(name), in_effect(context.settings, own, policies))
 
 
 def _configure(context: ServerContext, name: TopicName, change: NewSettings) -> TopicSettings:

@@ -113,6 +113,46 @@ def bench_tier(**options: Any) -> None:
     _report(run, **options)
 
 
+@bench.command("pulsar")
+@_directory
+@_rounds(3)
+@_number("--mib", 256, 1, 65536, "The size of the ledger that is offloaded and read.")
+@_number("--message-bytes", 1024, 1, MIB, "The payload of each message in it.")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A configuration whose object store is measured too, below a new prefix that is deleted "
+    "afterwards.",
+)
+@click.option(
+    "--spark/--no-spark",
+    default=True,
+    show_default=True,
+    help="Also read a ledger with Spark, beside the format forebay over the same messages.",
+)
+@_output
+def bench_pulsar(**options: Any) -> None:
+    """Offloads ledgers of Pulsar and reads them, beside the same client with the same bytes.
+
+    On local disk, and on the object store of a configuration. And how much faster eight readers of
+    one ledger are than one of them, with 30 ms before each request.
+
+    \b
+    Examples:
+      forebay bench pulsar
+      forebay bench pulsar --config forebay.yml
+      forebay bench pulsar --mib 64 --rounds 5 --json > pulsar.json
+    """
+    from forebay.pipeline.session import require_packages
+
+    if options["spark"]:
+        require_packages()
+    from forebay.bench.pulsar import run
+
+    _report(run, **options)
+
+
 @bench.command("spark")
 @_directory
 @_rounds(5)

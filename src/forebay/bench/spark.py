@@ -412,7 +412,7 @@ def _pool_rate(backlog: Backlog, pool: PoolExecutor, _path: Path) -> float:
             plan = run.planner(run.store.topic(name).topic).plan(None, force=True)
             assert plan is not None
             uploads += [
-                engine.intend(run.catalog(), plan.topic, plan.epoch, planned)
+                engine.intend(run.catalog(), plan.topic, plan.epoch, planned, store=run.objects())
                 for planned in plan.objects
             ]
         tasks = pack(uploads, lambda each: each.size, TASK_BYTES, least=pool.slots())

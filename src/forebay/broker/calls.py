@@ -30,6 +30,8 @@ CALL_SECONDS: Final = Histogram(
 )
 _TOKEN_LINE_SECONDS: Final = 1.0
 _BEARER: Final = "Bearer "
+_QUIET_SECONDS: Final = 0.05
+_QUIET_SECONDS_MAX: Final = 1.0
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -53,11 +55,14 @@ class Gate:
         self._token = None if token is None else token.encode()
         self._line_at = float("-inf")
         self._lines_left_out = 0
+        self._began = float("-inf")
+        """When the last call began."""
         self.stopping = asyncio.Event()
         """Set when the server begins to stop: calls that begin are refused, streams end."""
 
     def admit(self, context: Context) -> None:
         """Raises Refused unless the call may begin."""
+        self._began = time.monotonic()
         if self.stopping.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
         if self._token is None:
@@ -71,6 +76,16 @@ class Gate:
                 grpc.StatusCode.UNAUTHENTICATED,
                 "this server needs a token: send it as `authorization: Bearer`",
             )
+
+    async def quiet(self) -> None:
+        """Waits until no call has begun for a moment, or for a second at most.
+
+        gRPC cancels a call that arrives while it stops. Danube's clients raise that to their users;
+        after UNAVAILABLE, which calls get until then, they pause and try again.
+        """
+        deadline = time.monotonic() + _QUIET_SECONDS_MAX
+        while (now := time.monotonic()) < deadline and now < self._began + _QUIET_SECONDS:  # noqa: ASYNC110
+            await asyncio.sleep(self._began + _QUIET_SECONDS - now)
 
     def _log_refusal(self, peer: str) -> None:
         """At most one line each second, which counts those in between."""

@@ -92,6 +92,7 @@ class BrokerServer:
             while not await self._stops_by_request():
                 server = await self._replace(server, handlers)
             await context.drain()
+            await context.gate.quiet()
             await asyncio.gather(
                 *(each.stop(_STOP_SECONDS) for each in (server, *self._replaced)),
                 return_exceptions=True,

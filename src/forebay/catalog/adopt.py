@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 from forebay.catalog.catalog import Catalog, Change
 from forebay.catalog.chain import Write, pointer, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
+from forebay.catalog.ledgers import ledger_span
 from forebay.catalog.records import (
     Life,
     State,
@@ -234,7 +235,7 @@ def _adopt(
     now_ms: int,
 ) -> None:
     keys = catalog.keys
-    row = encode_record(Life(State.COMMITTED, epoch, secrets.token_hex(8), now_ms))
+    row = Life(State.COMMITTED, epoch, secrets.token_hex(8), now_ms)
     lost_the_race = False
 
     def change(record: TopicRecord) -> Change:
@@ -248,7 +249,7 @@ def _adopt(
             position = descriptor.next_offset
             life = keys.life(topic, descriptor.object_id)
             entry = catalog.kv.get(life) if lost_the_race else None
-            writes.append(Put(life, row))
+            writes.append(Put(life, encode_record(replace(row, span=ledger_span(descriptor)))))
             if entry and decode_record(entry.value, Life, life).state is State.REPLACED:
                 at = descriptor.start_offset
                 writes.append(Remove(keys.replaced_descriptor(topic, at, descriptor.object_id)))

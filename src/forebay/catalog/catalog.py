@@ -20,9 +20,11 @@ from typing import Final, TypeVar
 
 from forebay.catalog.chain import WINDOW, Chain, Totals, Write, pointer, read_windows, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
+from forebay.catalog.ledgers import LedgerAttempt, Ledgers, ledger_span
 from forebay.catalog.records import (
     Life,
     Owner,
+    Range,
     State,
     TopicRecord,
     decode_cursor,
@@ -42,7 +44,14 @@ from forebay.errors import (
     TopicFenced,
 )
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
-from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
+from forebay.format.names import (
+    CatalogKeys,
+    ObjectName,
+    TopicName,
+    after_prefix,
+    is_ledger,
+    parse_object,
+)
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX
 from forebay.metrics import Counter
 
@@ -69,6 +78,15 @@ class Intent:
     object_id: str
     epoch: int
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerIntent:
+    """The intent to write a ledger, and the attempt at the same offsets that it replaces."""
+
+    intent: Intent
+    previous: LedgerAttempt | None
+    """Its files are to be deleted. Nobody can commit it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +461,8 @@ class Catalog:
             life = None if entry is None else decode_record(entry.value, Life, key)
             if life is None or (life.state is State.INTENDED and life.epoch <= epoch):
                 intent = Intent(object_id, epoch, secrets.token_hex(8))
-                row = Life(State.INTENDED, epoch, intent.token, self._clock.now_ms())
+                span = None if life is None else life.span
+                row = Life(State.INTENDED, epoch, intent.token, self._clock.now_ms(), span)
                 revision = entry.revision if entry else ABSENT
                 put = Put(key, encode_record(row))
                 if self.kv.commit([Compare(key, revision)], [put]) is not None:
@@ -453,6 +472,34 @@ class Catalog:
             else:
                 attempt += 1
         raise CommitRefused(f"{topic}: no name is free for the object {name}")
+
+    def intend_ledger(self, topic: TopicName, epoch: int, span: Range) -> LedgerIntent:
+        """Announces a ledger of these offsets, under a name that was never used.
+
+        An attempt at the same first offset that was not committed gives way to this one, which gets
+        its ledger id. Raises TopicFenced if the topic's epoch is not `epoch`.
+        """
+        ledgers = self.ledgers(topic)
+        for _ in range(_TRIES):
+            record, revision = self._record(topic)
+            if record is None or record.is_deleted or record.epoch != epoch:
+                raise fenced(topic, epoch, record)
+            now_ms = self._clock.now_ms()
+            wanted = ledgers.prepare(span, now_ms)
+            intent = Intent(wanted.attempt.object_id, epoch, secrets.token_hex(8))
+            key = self.keys.life(topic, intent.object_id)
+            row = Life(State.INTENDED, epoch, intent.token, now_ms, span)
+            compares = [Compare(self.keys.record(topic), revision), Compare(key, ABSENT)]
+            writes = [Put(key, encode_record(row)), *wanted.writes]
+            if self.kv.commit([*compares, *wanted.compares], writes) is not None:
+                return LedgerIntent(intent, wanted.previous)
+        raise ServiceUnavailable(
+            f"{topic}: other processes kept changing the topic in {self.name}; try again"
+        )
+
+    def ledgers(self, topic: TopicName) -> Ledgers:
+        """Returns the rows of the topic's ledgers."""
+        return Ledgers(self.kv, self.keys, topic)
 
     def renew(self, topic: TopicName, intent: Intent) -> bool:
         """Sets the intent's time to now, so that a sweep leaves it alone.
@@ -503,7 +550,9 @@ class Catalog:
                 f"{topic}: offset {descriptor.start_offset} is already in another object; "
                 "plan again"
             )
-        row = Life(State.COMMITTED, intent.epoch, intent.token, self._clock.now_ms())
+        span = ledger_span(descriptor)
+        row = Life(State.COMMITTED, intent.epoch, intent.token, self._clock.now_ms(), span)
+        ledger = is_ledger(intent.object_id)
 
         def change(record: TopicRecord) -> Change:
             if record.tail != descriptor.start_offset:
@@ -519,6 +568,7 @@ class Catalog:
                 )
             if life.state is not State.INTENDED:
                 raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}; plan again")
+            ended = self._ended_attempt(topic, descriptor) if ledger else None
             tail = mark = skip_holes(record, descriptor.next_offset)
             if not verified or skip_holes(record, record.verified) != descriptor.start_offset:
                 mark = record.verified
@@ -528,11 +578,21 @@ class Catalog:
                     *self.chain(topic).changed([descriptor]),
                     Put(life_key, encode_record(row)),
                     Put(self.keys.current(topic), pointer(descriptor.start_offset)),
+                    *(() if ended is None else (ended[1],)),
                 ),
-                (Compare(key, ABSENT), Compare(life_key, entry.revision)),
+                (
+                    Compare(key, ABSENT),
+                    Compare(life_key, entry.revision),
+                    *(() if ended is None else (ended[0],)),
+                ),
             )
 
         return self.update(topic, intent.epoch, change)
+
+    def _ended_attempt(
+        self, topic: TopicName, descriptor: ObjectDescriptor
+    ) -> tuple[Compare, Write]:
+        return self.ledgers(topic).completed(descriptor.object_id, descriptor.start_offset)
 
     def withdraw(self, topic: TopicName, object_id: str, token: str) -> None:
         """Removes an intent of the caller whose object does not exist; no effect otherwise."""
@@ -602,11 +662,14 @@ class Catalog:
         entry = self.kv.get(self.keys.life(topic, object_id))
         return None if entry is None else decode_record(entry.value, Life, entry.key)
 
-    def condemn(self, topic: TopicName, object_id: str, seen: Life | None) -> str | None:
+    def condemn(
+        self, topic: TopicName, object_id: str, seen: Life | None, span: Range | None = None
+    ) -> str | None:
         """Marks the key as being deleted, if its row is still `seen`.
 
-        Returns the token for `bury`. Returns None if the row has changed or a descriptor names the
-        object; the object must not be deleted then.
+        `span` are the offsets of a ledger without a row, if they are known. Returns the token for
+        `bury`. Returns None if the row has changed or a descriptor names the object; the object
+        must not be deleted then.
         """
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)
@@ -614,20 +677,43 @@ class Catalog:
         if now != seen or not may_become(now.state if now else None, State.DELETING):
             return None
         compares = [Compare(key, entry.revision if entry else ABSENT)]
-        name = parse_object(object_id)
-        if name is not None and (now is None or now.state is not State.REPLACED):
-            named = self.kv.get(self.keys.descriptor(topic, name.start))
+        start = span[0] if span is not None else _start_of(object_id, now)
+        if start is not None and (now is None or now.state is not State.REPLACED):
+            named = self.kv.get(self.keys.descriptor(topic, start))
             if named and self._descriptor(topic, named).object_id == object_id:
                 return None
-            at = self.keys.descriptor(topic, name.start)
+            at = self.keys.descriptor(topic, start)
             compares.append(Compare(at, named.revision if named else ABSENT))
         token = secrets.token_hex(8)
         epoch = now.epoch if now else 0
-        row = Life(State.DELETING, epoch, token, self._clock.now_ms())
+        kept = span if now is None else now.span
+        row = Life(State.DELETING, epoch, token, self._clock.now_ms(), kept)
         writes: list[Write] = [Put(key, encode_record(row))]
-        if name is not None and now is not None and now.state is State.REPLACED:
-            writes.append(Remove(self.keys.replaced_descriptor(topic, name.start, object_id)))
+        if start is not None and now is not None and now.state is State.REPLACED:
+            writes.append(Remove(self.keys.replaced_descriptor(topic, start, object_id)))
+        if start is not None and is_ledger(object_id) and self._passed(topic, start):
+            given_up = self.ledgers(topic).given_up(object_id, start)
+            if given_up is not None:
+                compares.append(given_up[0])
+                writes.append(given_up[1])
         return token if self.kv.commit(compares, writes) is not None else None
+
+    def forget_gone(self, topic: TopicName, object_id: str, seen: Life) -> None:
+        """Removes the row of a ledger that is gone, if it is still `seen`.
+
+        Call it when no late writer can be left. The name is never used again.
+        """
+        key = self.keys.life(topic, object_id)
+        entry = self.kv.get(key)
+        if entry is None or decode_record(entry.value, Life, key) != seen:
+            return
+        if is_ledger(object_id) and seen.state is State.GONE:
+            self.kv.commit([Compare(key, entry.revision)], [Remove(key)])
+
+    def _passed(self, topic: TopicName, offset: int) -> bool:
+        """Whether the chain goes on after the offset."""
+        tail = self._tail(topic)()
+        return tail is not None and tail > offset
 
     def bury(self, topic: TopicName, object_id: str, token: str, *, certain: bool) -> None:
         """Call it after the object was deleted. Removes the key's row, or marks it as gone.
@@ -666,7 +752,8 @@ class Catalog:
             if not entry or {each.object_id for each in found} != {descriptor.object_id}:
                 return Change(record)
             done = True
-            row = Life(State.DELETING, record.epoch, token, self._clock.now_ms())
+            span = ledger_span(descriptor)
+            row = Life(State.DELETING, record.epoch, token, self._clock.now_ms(), span)
             start = skip_holes(record, descriptor.next_offset)
             return Change(
                 replace(
@@ -696,6 +783,14 @@ class Catalog:
 
     def put_cursor(self, topic: TopicName, subscription: str, offset: int) -> None:
         self.kv.commit([], [Put(self.keys.cursor(topic, subscription), encode_cursor(offset))])
+
+
+def _start_of(object_id: str, life: Life | None) -> int | None:
+    """The first offset of an object, by its name or by its row."""
+    name = parse_object(object_id)
+    if name is not None:
+        return name.start
+    return life.span[0] if life is not None and life.span is not None else None
 
 
 def until_known(change: Callable[[], _Result]) -> _Result:

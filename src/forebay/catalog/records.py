@@ -71,6 +71,10 @@ class Deletion(StrEnum):
     """Only the record is left, and a begin marker in the object store."""
 
 
+Range: TypeAlias = tuple[int, int]
+"""Offsets from the first to before the second."""
+
+
 @dataclass(frozen=True, slots=True)
 class Life:
     """The row of one object key."""
@@ -81,10 +85,10 @@ class Life:
     token: str
     """Identifies the attempt to write or delete the object. Every change compares it."""
     updated_ms: int
+    span: Range | None = None
+    """The offsets of the object, if its name does not say them: of a ledger."""
 
 
-Range: TypeAlias = tuple[int, int]
-"""Offsets from the first to before the second."""
 HoleKind: TypeAlias = Literal["lost", "unknown", "accepted"]
 
 
@@ -353,6 +357,8 @@ def encode_record(record: Life | TopicRecord | Owner) -> bytes:
     body = asdict(record)
     if body.get("deletion", "") is None:  # as earlier releases write it
         del body["deletion"]
+    if body.get("span", "") is None:
+        del body["span"]
     if extra := body.pop("extra", ""):
         body = {**json.loads(extra), **body}
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
@@ -425,6 +431,7 @@ _ADDED: Final = frozenset(
         "accepted",
         "accept",
         "deletion",
+        "span",
     }
 )
 """Fields that records of earlier releases lack."""
@@ -436,6 +443,8 @@ def _checked(name: str, value: Any) -> Any:
         return State(value)
     if name == "deletion":
         return None if value is None else Deletion(value)
+    if name == "span":
+        return None if value is None else _checked_range(value)
     if name in _RANGES:
         ranges = tuple(_checked_range(each) for each in value)
         if any(one[1] > then[0] for one, then in pairwise(ranges)):

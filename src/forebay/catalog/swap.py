@@ -25,6 +25,7 @@ from typing import Final
 from forebay.catalog.catalog import Catalog, Change, Intent, until_known
 from forebay.catalog.chain import Write, pointer
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
+from forebay.catalog.ledgers import ledger_span
 from forebay.catalog.records import (
     Life,
     State,
@@ -236,7 +237,8 @@ class _Swapping:
     def _replace(self, rows: _Rows, old: ObjectDescriptor, epoch: int, now_ms: int) -> None:
         keys = self.catalog.keys
         life = rows.life(old.object_id)
-        row = life or Life(State.REPLACED, epoch, secrets.token_hex(8), now_ms)
+        token, span = secrets.token_hex(8), ledger_span(old)
+        row = life or Life(State.REPLACED, epoch, token, now_ms, span)
         rows.move(old.object_id, life, replace(row, state=State.REPLACED, updated_ms=now_ms))
         key = keys.replaced_descriptor(self.topic, old.start_offset, old.object_id)
         rows.writes.append(Put(key, encode_kept(Kept(self.descriptor.object_id, old))))

@@ -25,9 +25,11 @@ from forebay.bench.commands import bench
 from forebay.cli.configuration import completion, config
 from forebay.cli.export import export, replay
 from forebay.cli.import_danube import import_danube
+from forebay.cli.import_pulsar import import_pulsar
 from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
+from forebay.cli.offload_status import offload_status
 from forebay.cli.options import log_to_stderr, plain_errors, say_error
 from forebay.cli.schemas import schemas
 from forebay.cli.subscriptions import subscriptions
@@ -115,12 +117,14 @@ _COMMANDS = (
     describe,
     explain,
     offload,
+    offload_status,
     pipeline,
     compact,
     sweep,
     verify,
     restore,
     import_danube,
+    import_pulsar,
     export,
     replay,
     inspect,

@@ -18,7 +18,7 @@ from forebay.cli.options import json_option, plain_errors
     default=20,
     show_default=True,
     type=click.IntRange(0),
-    help="How many frames, index entries or topics to print.",
+    help="How many frames, entries of a ledger, index entries or topics to print.",
 )
 @json_option
 @plain_errors
@@ -26,8 +26,10 @@ def inspect(path: Path, limit: int, as_json: bool) -> None:
     """Prints the contents of one file of a store.
 
     PATH is a segment or an object (its frames are printed), a descriptor, a checkpoint, a published
-    position, a segment index, the id of a log, the address file or the job file of a server, or the
-    catalog. Any other file is an error. Exit code 1 if a frame is damaged.
+    position, a segment index, the id of a log, the address file or the job file of a server, the
+    catalog, or the data object or the index object of a ledger that Pulsar offloaded (its blocks
+    and entries are printed). Any other file is an error. Exit code 1 if a frame or an entry is
+    damaged.
 
     \b
     Examples:

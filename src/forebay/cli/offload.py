@@ -298,6 +298,8 @@ def _compact_lines(report: CompactReport, undo: bool) -> Iterator[str]:
     )
     if report.stored_before != report.stored_after and not report.dry_run:
         yield f"stored: {report.stored_before} bytes before, {report.stored_after} after"
+    if report.left_ledgers:
+        yield f"left alone: {report.left_ledgers} ledgers of Pulsar, which are never merged"
     if report.left_groups:
         yield (
             f"over the budget: {report.left_groups} more objects to make "

@@ -21,7 +21,12 @@ from forebay.cli.options import (
 from forebay.errors import UsageError
 from forebay.settings import ServerAddress, StoreSettings
 
-_SOURCES = {"default": "default", "configuration": "configuration file", "topic": "this topic"}
+_SOURCES = {
+    "default": "default",
+    "configuration": "configuration file",
+    "namespace": "namespace",
+    "topic": "this topic",
+}
 
 
 @click.command()

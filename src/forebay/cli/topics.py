@@ -355,6 +355,9 @@ def _plain_lines(facts: Facts) -> Iterator[str]:
 
 
 def _stored(each: Facts) -> str:
+    if each.get("ledger_id") is not None:
+        entries = each["next_offset"] - each["start_offset"]
+        return f"{each['bytes']} bytes (ledger {each['ledger_id']}, {entries} entries)"
     if each.get("codec") is None:
         return f"{each['bytes']} bytes"
     return f"{each['bytes']} bytes ({each['codec']}, {each['raw_bytes']} before)"

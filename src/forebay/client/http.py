@@ -40,7 +40,7 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
-from forebay.format.names import TopicName
+from forebay.format.names import TopicName, managed_ledger_name
 from forebay.limits import KIB, MIB
 from forebay.settings import ServerAddress
 
@@ -76,6 +76,13 @@ def topic_path(topic: TopicName, *rest: str) -> str:
     """Returns `/v1/topics/<namespace>/<topic>/...` with each part quoted."""
     parts = ("v1", "topics", topic.namespace, topic.topic, *rest)
     return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def pulsar_path(topic: TopicName, *rest: str) -> str:
+    """Returns `/admin/v2/persistent/<tenant>/<namespace>/<topic>/...` with each part quoted."""
+    name = managed_ledger_name(topic).split("/")
+    parts = ("admin", "v2", "persistent", name[0], name[1], name[3])
+    return "/" + "/".join([*parts, *(quote(part, safe="") for part in rest)])
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from forebay.config.document import (
     read_document,
     substitute,
 )
+from forebay.config.offload_policies import require_below_retention
 from forebay.config.quantities import Unit, as_number, parse_number, parse_quantity, unit_of
 from forebay.errors import InvalidSetting, UsageError
 from forebay.settings import (
@@ -104,7 +105,12 @@ def parse_config(
     root = read_document(text, name)
     substitute(root, os.environ if env is None else env)
     resolve(root)
-    return _Builder(name, base).store(root)
+    settings = _Builder(name, base).store(root)
+    try:
+        require_below_retention(settings)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{name}: {error}") from None
+    return settings
 
 
 def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:

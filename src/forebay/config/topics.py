@@ -15,16 +15,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from forebay.config.load import SECTIONS, Key, keys_of, parse_value
+from forebay.config.offload_policies import Policies, require_below_retention, values_of
 from forebay.config.reference import format_value
 from forebay.errors import InvalidSetting
 from forebay.settings import StoreSettings
 
 Values: TypeAlias = Mapping[str, Any]
 """A topic's own values by key: texts, numbers, booleans and None."""
-Source: TypeAlias = Literal["default", "configuration", "topic"]
+Source: TypeAlias = Literal["default", "configuration", "namespace", "topic"]
 
 TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "rotate_max_bytes": ("wal", "rotate_max_bytes"),
@@ -34,6 +36,10 @@ TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "max_object_messages": ("uploader", "max_object_messages"),
     "max_open_seconds": ("uploader", "max_open_seconds"),
     "max_idle_seconds": ("uploader", "max_idle_seconds"),
+    "format": ("uploader", "format"),
+    "ledger_block_bytes": ("uploader", "ledger_block_bytes"),
+    "offload_threshold_bytes": ("uploader", "offload_threshold_bytes"),
+    "offload_threshold_seconds": ("uploader", "offload_threshold_seconds"),
     "compression": ("uploader", "compression"),
     "compression_level": ("uploader", "compression_level"),
     "retention_time_minutes": ("deleter", "retention_time_minutes"),
@@ -54,6 +60,21 @@ TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """For each key, the section (a field of StoreSettings) and the field that it sets."""
 
+OFFLOAD_POLICIES: Final = "offload_policies"
+"""The key of a topic's offload policies that are none of these settings; see
+`forebay.config.offload_policies`. It is not shown among the settings."""
+
+_OFFLOADING: Final = frozenset(
+    {
+        "offload_threshold_bytes",
+        "offload_threshold_seconds",
+        "retention_time_minutes",
+        "retention_size_mb",
+        "remote_retention_time_minutes",
+        "remote_retention_size_mb",
+    }
+)
+"""Settings of which some must be lower than others."""
 _CLASSES: Final = {path[-1]: kind for path, kind in SECTIONS.items()}
 
 
@@ -65,7 +86,8 @@ class TopicSetting:
     value: Any
     """In the unit that the key ends with."""
     source: Source
-    """`configuration` is a value of the store that is not the default."""
+    """`configuration` is a value of the store that is not the default, and `namespace` one of the
+    offload policies of the topic's namespace."""
     known: bool = True
     """False: a later release has set it, and this one ignores it."""
 
@@ -89,22 +111,32 @@ def parse_changes(values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def changed(
-    settings: StoreSettings, before: Values, values: Values, unset: Iterable[str]
+    settings: StoreSettings,
+    before: Values,
+    values: Values,
+    unset: Iterable[str],
+    policies: Policies = MappingProxyType({}),
 ) -> Values:
     """Returns a topic's own values after a change. `values` are parsed.
+
+    `policies` are those of the topic's namespace.
 
     `unset` may name keys that this release does not know, if the topic has them. Raises
     InvalidSetting for other unknown keys, for a key that is both set and unset, and for values that
     the settings refuse.
     """
     after = {**before, **values}
-    for name in unset:
+    names = list(unset)
+    for name in names:
         if name not in TOPIC_KEYS and name not in before:
             raise _unknown(name)
         if name in values:
             raise InvalidSetting(f"{name} is both set and unset; choose one")
         after.pop(name, None)
-    effective(settings, after)
+    found = effective(settings, {**values_of(policies), **after})
+    # Only then: what others have changed since must not make it impossible to change anything.
+    if _OFFLOADING.intersection([*values, *names]):
+        require_below_retention(found)
     return after
 
 
@@ -126,20 +158,28 @@ def effective(settings: StoreSettings, values: Values) -> StoreSettings:
     return settings
 
 
-def in_effect(settings: StoreSettings, values: Values) -> list[TopicSetting]:
+def in_effect(
+    settings: StoreSettings, values: Values, policies: Policies = MappingProxyType({})
+) -> list[TopicSetting]:
     """Returns every setting that a topic can have, with its value and where that comes from.
 
-    Values of keys that this release does not know come last. Wrong values are returned as they are.
+    `policies` are those of the topic's namespace. Values of keys that this release does not know
+    come last. Wrong values are returned as they are.
     """
+    try:
+        inherited = values_of(policies)
+    except InvalidSetting:  # of a later release; `effective_settings` refuses them
+        inherited = {}
     found: list[TopicSetting] = []
     for name, (section, field) in TOPIC_KEYS.items():
-        stored = getattr(getattr(settings, section), field)
-        source: Source = "default" if stored == _key(name).default else "configuration"
-        own = name in values
-        found.append(
-            TopicSetting(name, values[name] if own else stored, "topic" if own else source)
-        )
-    unknown = sorted(values.keys() - TOPIC_KEYS.keys())
+        value = getattr(getattr(settings, section), field)
+        source: Source = "default" if value == _key(name).default else "configuration"
+        if name in values:
+            value, source = values[name], "topic"
+        elif name in inherited:
+            value, source = inherited[name], "namespace"
+        found.append(TopicSetting(name, value, source))
+    unknown = sorted(values.keys() - TOPIC_KEYS.keys() - {OFFLOAD_POLICIES})
     return [*found, *(TopicSetting(name, values[name], "topic", known=False) for name in unknown)]
 
 

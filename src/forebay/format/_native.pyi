@@ -40,3 +40,29 @@ def encode_many(
     bytes_max: int,
     /,
 ) -> tuple[bytes, int]: ...
+def crc32c(data: Buffer, /) -> int: ...
+def scan_entries(
+    buffer: Buffer, start: int, left: int, entry_id: int, /
+) -> tuple[bytes, bytes, int, int]: ...
+def pack_frames(
+    buffer: Buffer,
+    positions: Buffer,
+    lengths: Buffer,
+    row: int,
+    offset: int,
+    entry_id: int,
+    block: bytearray | memoryview,
+    at: int,
+    /,
+) -> tuple[int, int, bytes, int]: ...
+def unpack_frames(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, row: int, offset: int, bytes_max: int, /
+) -> tuple[bytes, bytes, bytes, int, int]: ...
+def entry_columns(buffer: Buffer, positions: Buffer, lengths: Buffer, /) -> tuple[bytes, bytes]: ...
+def check_entries(buffer: Buffer, positions: Buffer, lengths: Buffer, row: int, /) -> int: ...
+def pack_entries(
+    entries: list[Buffer], index: int, entry_id: int, block: bytearray | memoryview, at: int, /
+) -> tuple[int, int, int]: ...
+def batch_columns(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, counts: Buffer, /
+) -> tuple[bytes, bytes] | None: ...

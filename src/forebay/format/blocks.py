@@ -33,7 +33,9 @@ from forebay.format.frame import (
     scan,
 )
 from forebay.format.layout import Buffer
-from forebay.format.resync import OffsetPosition, ReadAt
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.resync import next_place_in_ledger
+from forebay.format.resync import OffsetPosition, ReadAt, next_frame
 from forebay.limits import BLOCK_BYTES, OFFSET_MAX
 
 _HEADER: Final = struct.Struct("<IIQIIII")
@@ -195,10 +197,12 @@ class ObjectDecoder(Protocol):
 
     offset: int
     """The offset of the next frame."""
-    position: int
-    """The position in the object of the next frame, or of its block."""
     corruption: Corruption | None
     """Once this is set, nothing more is decoded."""
+
+    @property
+    def position(self) -> int:
+        """The position in the object of the next frame, of its block, or of its entry."""
 
     @property
     def needed(self) -> int:
@@ -220,10 +224,20 @@ def object_decoder(
 ) -> ObjectDecoder:
     """Returns the decoder for the object's bytes from `position` on, where `offset` begins.
 
-    Blocks with no message at or after `wanted` are not decompressed.
+    Blocks with no message at or after `wanted` are not decompressed, and entries of a ledger before
+    it are not made into frames.
     """
     if descriptor.codec == ZSTD:
         return BlockAssembler(offset, position, descriptor.size, wanted)
+    if descriptor.is_ledger:
+        return EntryAssembler(
+            offset,
+            position,
+            descriptor.size,
+            descriptor.start_offset,
+            descriptor.block_bytes,
+            wanted,
+        )
     return FrameAssembler(offset, position, descriptor.size)
 
 
@@ -387,12 +401,51 @@ def decompress(header: BlockHeader, stored: Buffer) -> bytes:
     try:
         if zstandard.frame_content_size(stored) != header.raw_bytes:
             raise BlockError("the compressed data has another size than the block header says")
-        frames = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        return decompress_frame(stored, header.raw_bytes)
+    except (ValueError, zstandard.ZstdError) as error:
         raise BlockError(f"the block cannot be decompressed: {error}") from error
-    if len(frames) != header.raw_bytes:
-        raise BlockError("the compressed data has another size than the block header says")
-    return frames
+
+
+def decompress_frame(stored: Buffer, raw_bytes: int) -> bytes:
+    """Returns the `raw_bytes` bytes of one zstd frame, and allocates no more.
+
+    Raises ValueError if `stored` is anything else than one frame of that many bytes.
+    """
+    try:
+        # A frame need not say its size. If it does, the library allocates that, whatever it is.
+        if zstandard.frame_content_size(stored) not in (-1, raw_bytes):
+            raise ValueError("the compressed data has another size than its header says")
+        raw = zstandard.ZstdDecompressor().decompress(
+            stored, max_output_size=max(raw_bytes, 1), allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    if len(raw) != raw_bytes:
+        raise ValueError("the compressed data has another size than its header says")
+    return raw
+
+
+def next_place(
+    descriptor: ObjectDescriptor, offset: int, position: int, read: ReadAt, window_bytes: int
+) -> OffsetPosition | None:
+    """Returns first offset and position where an object can be read on after damage, or None.
+
+    `offset` was expected at `position`. That is a frame, a block of a compressed object, or an
+    entry of a ledger.
+    """
+    if descriptor.codec == ZSTD:
+        return next_block(descriptor, offset, position, read, window_bytes)
+    if not descriptor.is_ledger:
+        return next_frame(descriptor, offset, position, read, window_bytes)
+    return next_place_in_ledger(
+        (descriptor.start_offset, descriptor.next_offset),
+        descriptor.size,
+        descriptor.block_bytes,
+        descriptor.offset_index or (),
+        (offset, position),
+        read,
+        window_bytes,
+    )
 
 
 def next_block(

@@ -28,14 +28,14 @@ def _find_compiled() -> ModuleType | None:
     return _native
 
 
-_compiled: Final = _find_compiled()
-COMPILED: Final = _compiled is not None
+compiled: Final = _find_compiled()
+COMPILED: Final = compiled is not None
 
 
 def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawScan:
-    if _compiled is None:
+    if compiled is None:
         return pure.scan(buffer, start, expected, consecutive)
-    offsets, positions, lengths, *rest = _compiled.scan(buffer, start, expected, consecutive)
+    offsets, positions, lengths, *rest = compiled.scan(buffer, start, expected, consecutive)
     return (
         memoryview(offsets).cast("Q"),
         memoryview(positions).cast("Q"),
@@ -47,22 +47,22 @@ def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawSca
 def find_frames(
     buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int
 ) -> RawFound:
-    if _compiled is None:
+    if compiled is None:
         return pure.find_frames(buffer, stop, total, first, last, messages_only, limit)
-    found = _compiled.find_frames(buffer, stop, total, first, last, messages_only, limit)
+    found = compiled.find_frames(buffer, stop, total, first, last, messages_only, limit)
     offsets, positions, resume = found
     return memoryview(offsets).cast("Q"), memoryview(positions).cast("Q"), resume
 
 
 def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawColumns:
-    if _compiled is None:
+    if compiled is None:
         return pure.columns(buffer, positions, lengths)
-    times, *places, flavours, bad = _compiled.columns(buffer, positions, lengths)
+    times, *places, flavours, bad = compiled.columns(buffer, positions, lengths)
     signed = [memoryview(column).cast("q") for column in places]
     return (memoryview(times).cast("Q"), *signed, memoryview(flavours), bad)
 
 
-survey = pure.survey if _compiled is None else _compiled.survey
-gather = pure.gather if _compiled is None else _compiled.gather
-append_one = pure.append_one if _compiled is None else _compiled.append_one
-encode_many = pure.encode_many if _compiled is None else _compiled.encode_many
+survey = pure.survey if compiled is None else compiled.survey
+gather = pure.gather if compiled is None else compiled.gather
+append_one = pure.append_one if compiled is None else compiled.append_one
+encode_many = pure.encode_many if compiled is None else compiled.encode_many

@@ -40,6 +40,8 @@ _OPTIONAL: Final = (
 
 ZSTD: Final = "zstd"
 """The codec of objects that consist of blocks: see `forebay.format.blocks`."""
+PULSAR: Final = "pulsar"
+"""The format of objects that are ledgers of Pulsar: see `forebay.format.pulsar`."""
 
 _LABEL: Final = r"[a-z][0-9a-z-]{0,31}"
 """What `codec` and `format` look like. A reader refuses values that it does not know."""
@@ -51,6 +53,7 @@ _OUTLINE_HEAD: Final = re.compile(
     rb'"end_offset":(?P<end_offset>\d{1,19}),"etag":(?P<etag>null|"[^"\\\x00-\x1f\x80-\xff]*"),'
     rb'(?:"format":"(?P<format>%b)",)?'
     rb'(?:"highest_publish_time":(?P<highest_publish_time>\d{1,19}),)?'
+    rb'(?:"ledger":(?P<ledger>\{[^{}\\]{1,4096}\}),)?'
     rb'"object_id":"(?P<object_id>[0-9A-Za-z._-]{3,200})",'
     % (_LABEL.encode(), _HASH.encode(), _LABEL.encode())
 )
@@ -100,7 +103,29 @@ class ObjectDescriptor:
         """The codec or format, if it is one that cannot be read here."""
         if self.codec not in (None, ZSTD):
             return self.codec
+        if self.format == PULSAR:
+            return None if self.ledger_number("block_bytes") is not None else self.format
         return self.format if self.format != "dnb1" else None
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the object is anything else than the bytes of its frames."""
+        return self.codec is not None or self.is_ledger
+
+    @property
+    def is_ledger(self) -> bool:
+        """Whether the object is a ledger of Pulsar, and not frames."""
+        return self.format == PULSAR
+
+    def ledger_number(self, name: str) -> int | None:
+        """Returns a number that the descriptor says about the ledger, or None."""
+        value = dict(self.ledger or ()).get(name)
+        return value if isinstance(value, int) else None
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of the blocks of a ledger, but for the last one."""
+        return self.ledger_number("block_bytes") or max(self.size, 1)
 
     @property
     def logical_size(self) -> int:
@@ -247,7 +272,15 @@ def decode_outline(data: bytes, entries: int = 0) -> ObjectDescriptor:
         raw_size,
         _text(head["codec"]),
         _text(head["format"]),
+        None if head["ledger"] is None else _ledger(_parsed(head["ledger"])),
     )
+
+
+def _parsed(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise DescriptorError(f"it is not JSON: {error}") from error
 
 
 def _int(digits: bytes | None) -> int | None:

@@ -61,6 +61,8 @@ class Layout(NamedTuple):
     schema_id: int | None
     schema_version: int | None
     routing_key: Span | None
+    later: int = 0
+    """Which of the later fields there are: 0 for none, 1 for the schema, 2 for the key as well."""
 
 
 def locate(buffer: Buffer, position: int, length: int) -> Layout:
@@ -143,10 +145,13 @@ def _read(buffer: Buffer, at: int, end: int, flavour: int) -> Layout:
     subscription_name, at = option_span(buffer, at, end, u64)
     attributes, attribute_count, at = _attributes(buffer, at, end, u64)
     schema_id = schema_version = routing_key = None
+    later = 0
     if at < end:
+        later = 1
         schema_id, at = option(buffer, at, end, u64)
         schema_version, at = option(buffer, at, end, u32)
         if at < end:
+            later = 2
             routing_key, at = option_span(buffer, at, end, u64)
     if at != end:
         raise MalformedError
@@ -166,6 +171,7 @@ def _read(buffer: Buffer, at: int, end: int, flavour: int) -> Layout:
         schema_id,
         schema_version,
         routing_key,
+        later,
     )
 
 

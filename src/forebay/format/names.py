@@ -11,6 +11,7 @@ Beware: object names give the last offset, not one more.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -20,6 +21,7 @@ from forebay.limits import (
     CURSOR_NAME_BYTES_MAX,
     FILE_NAME_BYTES_MAX,
     JOB_STATE_NAME_BYTES_MAX,
+    OFFSET_MAX,
     SCHEMA_SUBJECT_BYTES_MAX,
     SUBSCRIPTION_NAME_BYTES_MAX,
     TOPIC_NAME_BYTES_MAX,
@@ -208,6 +210,15 @@ _PENDING: Final = re.compile(
     rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1(?:\.zst)?"
 )
 _MARKER: Final = re.compile(rf"begin-(?P<offset>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?")
+_LEDGER: Final = re.compile(
+    rf"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-ledger-(?P<id>{_OFFSET})"
+    r"(?P<index>-index)?"
+)
+PULSAR_TENANT: Final = "public"
+_METADATA_SAFE: Final = " /:@,;=+!%"
+LEDGER_VERSION_NAME: Final = "s3managedledgeroffloaderformatversion"
+"""The user metadata that Pulsar demands of both objects of a ledger, on every store."""
+LEDGER_VERSION: Final = "1"
 MARKER_START: Final = "begin-"
 """What the names of begin markers start with."""
 SIDECAR_ENDING: Final = ".json"
@@ -247,6 +258,33 @@ def _ending(compressed: bool) -> str:
     return _COMPRESSED_ENDING if compressed else _ENDING
 
 
+def is_ledger(object_id: str) -> bool:
+    """Whether it is the name of an object that is a ledger: that of its data object."""
+    name = parse_ledger(object_id)
+    return name is not None and not name.is_index
+
+
+def object_of_file(name: str) -> str:
+    """The name of the object that a file belongs to, as its data, its index or its sidecar."""
+    owner = name.removesuffix(SIDECAR_ENDING)
+    ledger = parse_ledger(owner)
+    return owner if ledger is None else ledger.data_name
+
+
+def object_files(object_id: str) -> tuple[str, ...]:
+    """The names of the files of an object, without its sidecar, in the order to delete them in.
+
+    A ledger's index object comes first: while it exists, its data object is complete.
+    """
+    ledger = parse_ledger(object_id)
+    return (object_id,) if ledger is None else (ledger.index_name, ledger.data_name)
+
+
+def is_finished(object_id: str) -> bool:
+    """Whether it is the name of a finished object: not of one that is still being written to."""
+    return parse_object(object_id) is not None or is_ledger(object_id)
+
+
 def is_compressed(object_id: str) -> bool:
     """Whether it is the name of a compressed object, finished or pending."""
     return object_id.endswith(_COMPRESSED_ENDING)
@@ -261,6 +299,50 @@ def parse_pending(name: str) -> int | None:
     """The start offset in a pending object's name, with or without a token; None if not one."""
     match = _PENDING.fullmatch(name)
     return None if match is None else int(match["start"])
+
+
+class LedgerName(NamedTuple):
+    """The name of one of the two objects of an offloaded Pulsar ledger, data or index.
+
+    `uid` is the UUID of one attempt to offload it, in lower case: a ledger of which two attempts
+    are complete has two pairs of objects with the same entries.
+    """
+
+    uid: str
+    ledger_id: int
+    is_index: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.uid}-ledger-{self.ledger_id}{'-index' if self.is_index else ''}"
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data object."""
+        return str(self._replace(is_index=False))
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index object."""
+        return str(self._replace(is_index=True))
+
+
+def ledger_name(uid: str, ledger_id: int) -> LedgerName:
+    """The name of a ledger's data object; raises UsageError if it would not be parsed again."""
+    found = parse_ledger(f"{uid}-ledger-{ledger_id}")
+    if found is None or found.is_index:
+        raise UsageError(
+            f"a ledger is named by a UUID in lower case and a number, not by {uid!r} and "
+            f"{ledger_id!r}"
+        )
+    return found
+
+
+def parse_ledger(name: str) -> LedgerName | None:
+    """Parses the name of a ledger's data or index object; None if `name` is not one."""
+    match = _LEDGER.fullmatch(name)
+    if match is None or int(match["id"]) > OFFSET_MAX:
+        return None
+    return LedgerName(match["uid"], int(match["id"]), match["index"] is not None)
 
 
 class MarkerName(NamedTuple):
@@ -298,12 +380,40 @@ def object_key(topic: TopicName, object_id: str) -> str:
     return objects_prefix(topic) + object_id
 
 
+def managed_ledger_name(topic: TopicName) -> str:
+    """The name that Pulsar would give to the topic's ledgers: all topics belong to one tenant.
+
+    A partition has the name that Pulsar gives to partitions, such as `orders-partition-3`.
+    """
+    match = _PARTITION.fullmatch(topic.topic)
+    local = topic.topic if match is None else f"{match['base']}-partition-{match['number']}"
+    return f"{PULSAR_TENANT}/{topic.namespace}/persistent/{quote(local, safe='')}"
+
+
+def ledger_metadata(extra: Mapping[str, str], *, is_index: bool) -> dict[str, str]:
+    """The user metadata of an object of a ledger, with the names as S3 has them: in lower case.
+
+    Values of `extra` are percent-encoded where they are not ASCII.
+    """
+    given = {name.lower(): quote(value, safe=_METADATA_SAFE) for name, value in extra.items()}
+    return given | {
+        LEDGER_VERSION_NAME: LEDGER_VERSION,
+        "s3managedledgeroffloadersoftwareversion": "forebay",
+        "role": "index" if is_index else "data",
+    }
+
+
 def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:
     """The user metadata of an object or a pending object, all of it from its name.
 
-    They are for people who look into the bucket: nothing reads them. The topic is percent-encoded,
-    as metadata are ASCII. A pending object and its final copy do not tell their end.
+    They are for people who look into the bucket: nothing of Forebay reads them, but a broker of
+    Pulsar demands the version of a ledger. The topic is percent-encoded, as metadata are ASCII. A
+    pending object and its final copy do not tell their end.
     """
+    ledger = parse_ledger(object_id)
+    if ledger is not None:
+        extra = {"ManagedLedgerName": managed_ledger_name(topic)}
+        return ledger_metadata(extra, is_index=ledger.is_index)
     found = {"topic": quote(str(topic)), "format": object_id.rpartition(".")[2]}
     name = parse_object(object_id)
     start = parse_pending(object_id) if name is None else name.start
@@ -391,6 +501,10 @@ class CatalogKeys:
         """The key of the row that says when the last sweep of the store began."""
         return f"{self._root}/storage/sweep"
 
+    def offload_policies(self, namespace: str) -> str:
+        """The key of the offload policies of a namespace."""
+        return f"{self._root}/namespaces/{namespace}/offload"
+
     def topic(self, topic: TopicName) -> str:
         """The prefix of all keys of one topic."""
         return f"{self._root}/{_TOPICS}{topic.namespace}/{topic.topic}/"
@@ -403,6 +517,22 @@ class CatalogKeys:
 
     def settings(self, topic: TopicName) -> str:
         return self.topic(topic) + "settings"
+
+    def ledger_topics(self) -> str:
+        """The key of the row that says how many topics have a number for their ledgers."""
+        return f"{self._root}/storage/ledger-topics"
+
+    def ledger_ids(self, topic: TopicName) -> str:
+        """The key of the row with the topic's number, and how many ledger ids it has given."""
+        return self.topic(topic) + "ledger-ids"
+
+    def ledger_attempts(self, topic: TopicName) -> str:
+        """The prefix of the keys of the attempts to write ledgers that are not committed."""
+        return self.topic(topic) + "ledgers/"
+
+    def ledger_attempt(self, topic: TopicName, start_offset: int) -> str:
+        """The key of the last attempt to write a ledger that begins at this offset."""
+        return f"{self.ledger_attempts(topic)}{start_offset:020d}"
 
     def objects(self, topic: TopicName) -> str:
         return self.topic(topic) + "objects/"

@@ -3,16 +3,18 @@
     from forebay.pipeline import offload, spark_session
     offload("data/", spark=spark_session())
 
-    jobs/       offload, compact, verify, restore, import_danube, export, replay
+    jobs/       offload, compact, verify, restore, import_danube, import_pulsar, export,
+                replay
     source/     spark.read and spark.readStream
+    pulsar/     the same for ledgers that Pulsar offloaded
     sink/       df.write and df.writeStream
     session     SparkSession with our options
     execute     runs a function over many items, on Spark or on threads
     location    the settings of a store, from Spark's options
     driver      the process in which a server runs Spark
 
-Importing this package does not import Spark. Spark finds the format `forebay` by its name. If a
-session does not, `register(spark)` adds it.
+Importing this package does not import Spark. Spark finds the formats `forebay` and `pulsar-offload`
+by their names. If a session does not, `register(spark)` adds them.
 """
 
 from importlib import import_module
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.pipeline.jobs.export.job import export as export
     from forebay.pipeline.jobs.import_danube import DanubeOrigin as DanubeOrigin
     from forebay.pipeline.jobs.import_danube import import_danube as import_danube
+    from forebay.pipeline.jobs.import_pulsar import import_pulsar as import_pulsar
     from forebay.pipeline.jobs.offload import offload as offload
     from forebay.pipeline.jobs.replay import replay as replay
     from forebay.pipeline.jobs.restore import restore as restore
@@ -37,6 +40,7 @@ _PLACES = {
     "compact": "jobs.compact",
     "export": "jobs.export.job",
     "import_danube": "jobs.import_danube",
+    "import_pulsar": "jobs.import_pulsar",
     "offload": "jobs.offload",
     "register": "source.data_source",
     "replay": "jobs.replay",

@@ -41,12 +41,12 @@ from forebay.errors import (
     ServiceRefused,
     ServiceUnavailable,
 )
-from forebay.format.blocks import BlockAssembler, ObjectDecoder, next_block, object_decoder
-from forebay.format.descriptor import ZSTD, ObjectDescriptor
+from forebay.format.blocks import BlockAssembler, ObjectDecoder, next_place, object_decoder
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, Corruption, FrameTooLarge, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
-from forebay.format.resync import next_frame
+from forebay.format.pulsar.frames import EntryAssembler
 from forebay.interrupts import give_up, held, holding
 from forebay.limits import DESCRIPTOR_INDEX_ENTRIES
 from forebay.logs import event
@@ -338,7 +338,7 @@ class ObjectStream:
         """
         frames = self._frames
         assert frames is not None, "a chunk is decoded while its object is read"
-        if isinstance(frames, BlockAssembler):
+        if isinstance(frames, BlockAssembler | EntryAssembler):
             frames.bytes_max = self._bytes_max
         stop = chunk.range.descriptor.next_offset
         if self._end is not None:
@@ -349,7 +349,7 @@ class ObjectStream:
             if at < until:
                 self._ready.append(found.part(at, until))
                 self._missing.clear()
-                if isinstance(frames, BlockAssembler):
+                if isinstance(frames, BlockAssembler | EntryAssembler):
                     return
         self._decoding = None
         if chunk.last and frames.corruption is None:
@@ -689,9 +689,8 @@ class ObjectStream:
         def read(start: int, end: int) -> Buffer:
             return self._fetch(Chunk(ObjectRange(descriptor, 0, start, end), start, end))
 
-        search = next_block if descriptor.codec == ZSTD else next_frame
         try:
-            return search(
+            return next_place(
                 descriptor, corruption.offset, corruption.position, read, self._chunk_bytes
             )
         except _ObjectShort:  # the rest of the object is skipped

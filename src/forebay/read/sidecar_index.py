@@ -33,7 +33,7 @@ _GAP_BYTES_MIN: Final = 2 * OBJECT_INDEX_BYTES
 
 
 def _gap_max(descriptor: ObjectDescriptor, fetch_bytes: int) -> int:
-    if descriptor.codec is None:
+    if descriptor.codec is None:  # an entry of a ledger has one place, as a frame has
         return max(fetch_bytes, _GAP_BYTES_MIN)
     blocks = -(-descriptor.logical_size // BLOCK_BYTES)
     return 2 * descriptor.size // max(blocks, 1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,6 +29,7 @@ from forebay.errors import (
     CorruptLog,
     DescriptorError,
     ForeignObject,
+    LedgerError,
     LogClosed,
     MissingData,
     ObjectMissing,
@@ -41,7 +42,11 @@ from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.layout import Buffer
-from forebay.format.names import TopicName, object_key
+from forebay.format.names import TopicName, object_key, parse_ledger
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.index import decode_index
+from forebay.format.pulsar.topic_ledger import offsets_of_ledger
+from forebay.limits import LEDGER_INDEX_BYTES_MAX
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
 from forebay.read.decoding import decoded
@@ -227,6 +232,7 @@ class _ReadBack:
             self._read(chunks)
             or self._compare_raw_size()
             or self._compare_content()
+            or self._compare_index_object()
             or self._wrong_entry
         )
         self._tell_foreign_name()
@@ -256,6 +262,8 @@ class _ReadBack:
                     self._content.add(raw)
                     if isinstance(frames, BlockAssembler):
                         self._compare_blocks(found, frames.block_position)
+                    elif isinstance(frames, EntryAssembler):
+                        self._compare_entries(found, frames.positions)
                     else:
                         self._compare_index(found, at)
                     self._survey.add(found)
@@ -313,6 +321,47 @@ class _ReadBack:
                     f"{at}, but its descriptor's index says {said}"
                 )
                 self._wrong_entry = Fault(FaultKind.INDEX, error, at, offset)
+
+    def _compare_entries(self, frames: Scan, positions: Sequence[int]) -> None:
+        """Checks the index entries of these entries of a ledger, which are at `positions`."""
+        entries = self._entries
+        while entries and entries[0][0] <= frames.offsets[-1]:
+            offset, said = entries.popleft()
+            at = positions[offset - frames.offsets[0]]
+            if offset == self._descriptor.start_offset:
+                at = 0  # that of the block, which has the first entry
+            self._index.append((offset, at))
+            if at != said and self._wrong_entry is None:
+                error = CorruptLog(
+                    f"{self._store.name}: {self._key}: the entry of offset {offset} is at position "
+                    f"{at}, but its descriptor's index says {said}"
+                )
+                self._wrong_entry = Fault(FaultKind.INDEX, error, at, offset)
+
+    def _compare_index_object(self) -> Fault | None:
+        """Checks the index object of a ledger, without which it is no ledger for a broker."""
+        descriptor, name = self._descriptor, parse_ledger(self._descriptor.object_id)
+        if name is None or not descriptor.is_ledger:
+            return None
+        key = object_key(self._topic, name.index_name)
+        try:
+            size = self._store.head(key).size
+            index = decode_index(self._store.get_range(key, 0, min(size, LEDGER_INDEX_BYTES_MAX)))
+        except ObjectMissing:
+            missing = MissingData(f"{self._store.name}: {key}, the index of a ledger, is missing")
+            return Fault(FaultKind.CORRUPT, missing, 0, descriptor.start_offset)
+        except LedgerError as error:
+            damaged = CorruptLog(f"{self._store.name}: {key}: {error}")
+            return Fault(FaultKind.CORRUPT, damaged, 0, descriptor.start_offset)
+        said = (offsets_of_ledger(index), index.data_bytes)
+        wanted = ((descriptor.start_offset, descriptor.next_offset), descriptor.size)
+        if said != wanted:
+            other = CorruptLog(
+                f"{self._store.name}: {key} is the index of a ledger with offsets and size {said}, "
+                f"but its descriptor says {wanted}"
+            )
+            return Fault(FaultKind.CORRUPT, other, 0, descriptor.start_offset)
+        return None
 
     def _compare_blocks(self, frames: Scan, position: int) -> None:
         """Checks the index entries of a block at `position`: only its first frame may have one."""

@@ -40,6 +40,7 @@ from forebay.format.names import (
     TopicName,
     object_key,
     object_metadata,
+    parse_ledger,
     staged_segment,
 )
 from forebay.limits import MIB, READ_CHUNK_BYTES
@@ -58,6 +59,7 @@ from forebay.upload.engine import (
     describe,
     level_of,
     new_index,
+    put_ledger_index,
     put_sidecar,
     require_size,
 )
@@ -351,8 +353,10 @@ def _build(
     pieces: Sequence[FrameSlice],
     settings: UploaderSettings,
     level: int | None = None,
+    ledger_block_bytes: int | None = None,
 ) -> ObjectBuilder:
-    builder = ObjectBuilder(writer, level, new_index(settings))
+    index = new_index(settings)
+    builder = ObjectBuilder(writer, level, index, ledger_block_bytes=ledger_block_bytes)
     for frames in frames_of(pieces):
         builder.add(scan(frames))
     builder.flush()
@@ -385,23 +389,28 @@ def rewrite_object(
         metadata=object_metadata(topic, descriptor.object_id),
     ) as writer:
         level = level_of(descriptor.object_id, settings)
-        builder = _build(writer, wanted.pieces, settings, level)
+        block_bytes = descriptor.block_bytes if descriptor.is_ledger else None
+        builder = _build(writer, wanted.pieces, settings, level, block_bytes)
         _require_content(key, descriptor, builder)
         meta = writer.close()
         require_size(store, meta, builder.stored)
-    if builder.level is not None:
-        descriptor = _recompressed(resources, topic, descriptor, builder, meta)
+    name = parse_ledger(descriptor.object_id)
+    if name is not None:
+        put_ledger_index(store, topic, name, builder.ledger_index(topic), create=False)
+    if builder.blocks is not None:
+        descriptor = _encoded_again(resources, topic, descriptor, builder, meta)
     resources.read_back(topic, descriptor)
 
 
-def _recompressed(
+def _encoded_again(
     resources: StoreResources,
     topic: TopicName,
     said: ObjectDescriptor,
     builder: ObjectBuilder,
     meta: ObjectMeta,
 ) -> ObjectDescriptor:
-    """Puts a descriptor of the new bytes into the catalog: another library compresses otherwise.
+    """Puts a descriptor of the new bytes into the catalog: another library compresses otherwise,
+    and another release may encode entries otherwise.
 
     Raises CommitRefused if somebody else has changed the chain.
     """

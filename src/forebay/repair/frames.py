@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from forebay.errors import CorruptLog, MessageError
+from forebay.errors import CorruptLog, LedgerError, MessageError
 from forebay.files.disk import Disk, read_range
 from forebay.format.blocks import (
     BLOCK_HEADER_BYTES,
@@ -33,8 +33,12 @@ from forebay.format.blocks import (
 )
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES
+from forebay.format.layout import Buffer
 from forebay.format.message import decode_message
-from forebay.format.resync import FrameSearch
+from forebay.format.pulsar.blocks import decode_block_header
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.resync import next_place_in_ledger
+from forebay.format.resync import FrameSearch, OffsetPosition
 from forebay.limits import MIB
 from forebay.objects.store import CloudStore
 from forebay.wal.segment import ChunkReader
@@ -157,8 +161,86 @@ class BlockBytes:
         return self._last[1]
 
 
+class LedgerBytes:
+    """The frames of a ledger, as if they were a file.
+
+    Entries that are damaged are left out, and so are blocks whose headers are. The frames of one
+    block are in memory.
+    """
+
+    def __init__(self, store: CloudStore, key: str, descriptor: ObjectDescriptor) -> None:
+        self._stored = ObjectBytes(store, key)
+        self._descriptor = descriptor
+        self._last: tuple[int, bytes] | None = None
+        self._blocks: list[tuple[int, int]] = []
+        """Position among the frames, and position in the object."""
+        self._size = 0
+        self._stored_size = self._stored.size()
+        for at in range(0, self._stored_size, descriptor.block_bytes):
+            self._blocks.append((self._size, at))
+            self._size += len(self._frames(len(self._blocks) - 1))
+
+    @property
+    def name(self) -> str:
+        return self._stored.name
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        filled = 0
+        number = bisect_right(self._blocks, position, key=lambda block: block[0]) - 1
+        while filled < len(buffer) and 0 <= number < len(self._blocks):
+            frames = self._frames(number)
+            begin = position + filled - self._blocks[number][0]
+            piece = memoryview(frames)[begin : begin + len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            number += 1
+        return filled
+
+    def size(self) -> int:
+        return self._size
+
+    def close(self) -> None: ...
+
+    def _frames(self, number: int) -> bytes:
+        if self._last is None or self._last[0] != number:
+            at = self._blocks[number][1]
+            end = min(at + self._descriptor.block_bytes, self._stored_size)
+            self._last = number, self._decoded(read_range(self._stored, at, end), at)
+        return self._last[1]
+
+    def _decoded(self, block: Buffer, begin: int) -> bytes:
+        said, found = self._descriptor, bytearray()
+        start = said.start_offset
+        try:
+            first = decode_block_header(block).first_entry_id
+        except LedgerError:
+            return b""
+        place: OffsetPosition | None = (start + first, begin)
+        end = begin + len(block)
+        while place is not None and place[1] < end:
+            offset, at = place
+            entries = EntryAssembler(offset, at, self._stored_size, start, said.block_bytes)
+            for frames in entries.feed(memoryview(block)[at - begin :]):
+                found += frames.raw
+            damage = entries.corruption
+            if damage is None:
+                break
+            place = next_place_in_ledger(
+                (start, said.next_offset),
+                self._stored_size,
+                said.block_bytes,
+                said.offset_index or (),
+                (damage.offset, damage.position),
+                partial(read_range, self._stored),
+                _SEARCH_BYTES,
+            )
+        return bytes(found)
+
+
 def frames_in_object(store: CloudStore, key: str, descriptor: ObjectDescriptor) -> FrameBytes:
-    """The frames of an object, compressed or not. Raises ObjectMissing if it does not exist."""
+    """The frames of an object, encoded or not. Raises ObjectMissing if it does not exist."""
+    if descriptor.is_ledger:
+        return LedgerBytes(store, key, descriptor)
     if descriptor.codec is None:
         return ObjectBytes(store, key)
     return BlockBytes(store, key, descriptor)

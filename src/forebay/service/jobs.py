@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +100,14 @@ class JobQueue:
         command: Sequence[str] | None = None,
         backoff: RestartBackoff = _BACKOFF,
         silence_seconds: float = SILENCE_SECONDS,
+        seal: Callable[[Sequence[str]], None] = lambda _topics: None,
     ) -> None:
-        """`command` replaces the command that starts a driver."""
+        """`command` replaces the command that starts a driver.
+
+        `seal` is called before topics are uploaded to their ends, with their names, or with none
+        for all topics: the driver does not own them, and cannot begin new segments.
+        """
+        self._seal = seal
         self._silence_seconds = silence_seconds
         self._settings = settings
         self._command = driver_command() if command is None else list(command)
@@ -270,6 +276,8 @@ class JobQueue:
             now = self.get(job.id) or job  # a cycle is recorded once it makes progress
             self._put(replace(now, done=done, total=total, label=label))
 
+        if job.kind == "offload" and not job.options.get("due", False):
+            await asyncio.to_thread(self._seal, job.topics)
         try:
             outcome = await driver.run_order(order, on_progress)
         except DriverEnded as error:

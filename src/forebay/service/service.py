@@ -197,7 +197,9 @@ class Service:
         if self._spark:
             admin = self.settings.admin
             here = ServerAddress(note.url, note.instance, admin.token, admin.ca_file, note.store)
-            self._jobs = JobQueue(replace(self.settings, server=here))
+            self._jobs = JobQueue(
+                replace(self.settings, server=here), seal=self.context.store.seal_for_ledgers
+            )
             self.context.jobs = self._jobs
         elif self.settings.uploader.enabled and self.settings.uploader.runner == "spark":
             event(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from math import inf
 from typing import Any, Final, Literal
 
 from forebay.catalog.adopt import is_restoring, unfinished
@@ -23,7 +24,8 @@ from forebay.errors import CorruptFrame, CorruptLog, DescriptorError, ServiceErr
 from forebay.format.blocks import BlockAssembler, object_decoder
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES
-from forebay.format.names import object_key, subscription_of_cursor
+from forebay.format.names import object_key, parse_ledger, subscription_of_cursor
+from forebay.format.pulsar.frames import EntryAssembler
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.read.verify import require_known_form
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings
@@ -70,7 +72,9 @@ class ObjectFacts:
     codec: str | None = None
     """How it is compressed; None if it is not."""
     raw_bytes: int | None = None
-    """Bytes of its frames, before compression."""
+    """Bytes of its frames, before compression, or before they were made entries of a ledger."""
+    ledger_id: int | None = None
+    """The id of the Pulsar ledger that it is; None if it is none. Its entries are its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +239,13 @@ def _settings(view: TopicView) -> tuple[StoreSettings, list[TopicSetting], list[
     """
     store = view.store.settings
     own: dict[str, Any] = {}
+    policies: dict[str, Any] = {}
     try:
+        policies = view.namespace_policies()
         own = view.own_settings()
-        return accepted(view.topic, store, own), in_effect(store, own), []
+        return accepted(view.topic, store, own, policies), in_effect(store, own, policies), []
     except DescriptorError as error:
-        return store, in_effect(store, own), [str(error)]
+        return store, in_effect(store, own, policies), [str(error)]
 
 
 def _cursors(view: TopicView) -> list[CursorFacts]:
@@ -298,6 +304,7 @@ def _outlines(view: TopicView, start: int) -> list[ObjectDescriptor]:
 
 
 def _object_facts(each: ObjectDescriptor, record: TopicRecord) -> ObjectFacts:
+    ledger = parse_ledger(each.object_id)
     return ObjectFacts(
         each.object_id,
         each.start_offset,
@@ -307,6 +314,7 @@ def _object_facts(each: ObjectDescriptor, record: TopicRecord) -> ObjectFacts:
         each.next_offset <= record.verified,
         each.codec,
         each.logical_size,
+        None if ledger is None else ledger.ledger_id,
     )
 
 
@@ -347,7 +355,8 @@ def kept_because(
         segments, committed_offset=OFFSET_MAX, pinned=(), now_ms=now_ms
     )
     due = {segment.seq for segment in wanted}
-    lag_ms = settings.deletion_lag_minutes * 60_000
+    lag = settings.deletion_lag_minutes
+    lag_ms = inf if lag is None else lag * 60_000
     reasons: list[str | None] = []
     for at, segment in enumerate(segments):
         reason = None
@@ -476,6 +485,8 @@ def _in_object(
                 if isinstance(decoder, BlockAssembler):
                     block = decoder.block_position
                     return FrameLocation("object", key, block, size, descriptor.codec, inside)
+                if isinstance(decoder, EntryAssembler):
+                    return FrameLocation("object", key, decoder.positions[row], size)
                 return FrameLocation("object", key, at + inside, size)
             at += len(found.raw)
         damage = decoder.corruption

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -590,6 +590,17 @@ class WalStorageFactory:
     def storages(self) -> list[WalStorage]:
         """Returns the storages that are open and have not stopped."""
         return [each for each in self._storages.copy().values() if not each.wal.ended]
+
+    def seal_for_ledgers(self, wanted: Collection[str]) -> None:
+        """See `Store.seal_for_ledgers`; without names, seals all open topics of ledgers."""
+        for storage in self.storages():
+            if storage.uploader is None or (wanted and storage.name not in wanted):
+                continue
+            try:
+                storage.seal_for_ledgers()
+            except ForebayError as error:
+                text = "segment not sealed: its ledger ends inside of it"
+                event(_log, logging.WARNING, text, topic=storage.name, error=error)
 
     def topics(self) -> list[str]:
         """Returns the names of all topics, open or not, sorted."""

@@ -32,6 +32,7 @@ from typing import Final
 
 from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.catalog import Catalog, Change
+from forebay.catalog.ledgers import LedgerAttempt
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import State, TopicRecord, skip_holes
 from forebay.clock import Clock
@@ -49,15 +50,19 @@ from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.marker import BeginMarker
 from forebay.format.names import (
+    LedgerName,
     MarkerName,
     TopicName,
     object_key,
+    object_of_file,
     objects_prefix,
+    parse_ledger,
     parse_object,
 )
 from forebay.logs import event
 from forebay.objects.markers import create_marker, list_markers, read_marker
 from forebay.objects.store import CloudStore
+from forebay.upload.inventory import Stored, span_of
 from forebay.wal.identity import LocalLog, LogIdentity, new_log_id, new_nonce, write_nonces
 
 _log: Final = logging.getLogger("forebay.topic")
@@ -67,6 +72,8 @@ _LOOK_SECONDS_MAX: Final = 5.0
 """How long an opening waits for the object store, if the catalog proves that the log is newest."""
 _OBJECTS_MAX: Final = 100
 _NONCES_KEPT: Final = 6
+_LEDGER_KEYS_MAX: Final = 30_000
+"""Keys that are listed to find ledgers of which the catalog knows nothing."""
 
 
 class Standing(Enum):
@@ -190,7 +197,24 @@ def uncommitted_object(
         life = catalog.life(topic, object_id)
         if parse_object(object_id) and (life is None or life.state is State.INTENDED):
             return meta.key
+    for attempt in islice(catalog.ledgers(topic).attempts(tail), _OBJECTS_MAX):
+        if attempt.start == tail and (key := complete_ledger(store, topic, attempt)) is not None:
+            return key
     return None
+
+
+def complete_ledger(store: CloudStore, topic: TopicName, attempt: LedgerAttempt) -> str | None:
+    """Returns the key of the index object of an attempt, if it is there: the ledger is complete."""
+    key = object_key(topic, attempt.name.index_name)
+    try:
+        store.head(key)
+    except ObjectMissing:
+        return None
+    return key
+
+
+def _ledger_of(key: str, prefix: str) -> LedgerName | None:
+    return parse_ledger(object_of_file(key.removeprefix(prefix)))
 
 
 def _unmarked(record: TopicRecord, local: LocalLog) -> bool:
@@ -453,11 +477,41 @@ class TopicClaim:
             if life is None:
                 raise self._outdated(f"its objects end at offset {tail}, but {meta.key} exists")
             if held is not None and name.end >= held and life.state is State.INTENDED:
-                raise MissingData(
-                    f"{self._topic}: {meta.key} in {self._store.name} was uploaded and not "
-                    "committed, and the log with its messages is not here: add it with "
-                    f"`forebay restore {self._topic}` before appending"
-                )
+                raise self._uncommitted(meta.key)
+        self._require_no_ledger_after(tail, held)
+
+    def _uncommitted(self, key: str) -> MissingData:
+        return MissingData(
+            f"{self._topic}: {key} in {self._store.name} was uploaded and not committed, and the "
+            f"log with its messages is not here: add it with `forebay restore {self._topic}` "
+            "before appending"
+        )
+
+    def _require_no_ledger_after(self, tail: int, held: int | None) -> None:
+        """The same for ledgers, whose names do not say where they begin.
+
+        Their ids ascend: one that the catalog has not given shows that it is an older copy. Lists
+        keys only if there are ledgers. The names of most begin with a digit, and come first.
+        """
+        ledgers = self._session.catalog.ledgers(self._topic)
+        ids = ledgers.ids()
+        prefix = objects_prefix(self._topic)
+        first = next(iter(self._store.list(prefix)), None)
+        if ids is None and (first is None or not _ledger_of(first.key, prefix)):
+            return
+        for meta in islice(self._store.list(prefix), _LEDGER_KEYS_MAX):
+            found = _ledger_of(meta.key, prefix)
+            if found is None or meta.key != prefix + found.index_name:
+                continue
+            if ids is None or found.ledger_id >= ids.next:
+                # A topic of this name that was deleted may have left one.
+                span = span_of(self._store, Stored(found.data_name, index=meta))
+                if span is not None and span[0] >= tail:
+                    raise self._outdated(f"it has never known the ledger {meta.key}")
+        for attempt in islice(ledgers.attempts(tail), _OBJECTS_MAX):
+            key = complete_ledger(self._store, self._topic, attempt)
+            if held is not None and attempt.end > held and key is not None:
+                raise self._uncommitted(key)
 
     def _require_last_object(self, record: TopicRecord) -> None:
         """Raises MissingData if the last committed object is not in the store."""

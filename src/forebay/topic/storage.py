@@ -468,7 +468,30 @@ class WalStorage(PersistentStorage):
         """Uploads everything appended so far, and returns the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
-        return self._fencing(lambda: uploader.run_once(force=True))
+        sealed = self.seal_for_ledgers()
+        done = self._fencing(lambda: uploader.run_once(force=True))
+        if not sealed and self.seal_for_ledgers():  # the format was changed by another process
+            done += self._fencing(lambda: uploader.run_once(force=True))
+        return done
+
+    def offload(self, until: int) -> list[ObjectDescriptor]:
+        """Uploads the sealed segments before `until` as ledgers: see `Uploader.offload`."""
+        uploader = self._require_uploader()
+        return self._fencing(lambda: uploader.offload(until))
+
+    def seal_for_ledgers(self) -> bool:
+        """Begins a new segment if the topic is uploaded as ledgers, which hold sealed segments.
+
+        Returns whether it did. By the settings as they were read last.
+        """
+        uploader = self._require_uploader()
+        if self.settings is None or not self.settings.uploader.ledgers:
+            return False
+        active = next((each for each in self.wal.segments() if not each.sealed), None)
+        if active is None or active.end_offset <= uploader.uploaded:
+            return False
+        self.wal.rotate()
+        return True
 
     def upload_due(self) -> bool:
         """Runs one upload cycle of the background work; returns whether it left something due."""
@@ -496,6 +519,7 @@ class WalStorage(PersistentStorage):
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
             try:
+                self.seal_for_ledgers()
                 self._fencing(lambda: uploader.run_once(force=True))
             except ForebayError:
                 # An error after the commit, such as a failed check of a restored object, is not

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
 from pathlib import Path
@@ -432,6 +432,14 @@ class Store:
     def partitions(self, name: str) -> list[str]:
         """Returns the names of the topic's partitions, ordered by their numbers."""
         return self._factory.partitions(name)
+
+    def seal_for_ledgers(self, names: Sequence[str] = ()) -> None:
+        """Begins new segments in the topics that are uploaded as ledgers, by default in all.
+
+        Ledgers hold sealed segments, so an upload by another process then takes everything that was
+        appended. Only topics that are open here; one whose log or catalog fails is left as it is.
+        """
+        self._factory.seal_for_ledgers({str(parse_topic(name)) for name in names})
 
     def delete_partitions(self, name: str) -> list[DeletedTopic]:
         """Deletes all partitions of a topic; see `delete`. UnknownTopic if it has none."""

@@ -30,7 +30,7 @@ from forebay.catalog.subscriptions import subscription_cursors
 from forebay.errors import CorruptLog, DescriptorError, ForeignObject
 from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import TopicName, object_key, sidecar
+from forebay.format.names import TopicName, object_files, object_key, sidecar
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.read.cloud_reader import CloudReader
@@ -142,12 +142,14 @@ class Trimmer:
 
     def _covered(self, segment: Segment) -> bool:
         """Whether objects hold the whole segment, are old enough, and still exist unchanged."""
-        lag_ms = self._deleter.settings.deletion_lag_minutes * 60_000
+        lag_minutes = self._deleter.settings.deletion_lag_minutes
+        if lag_minutes is None:
+            return False
         offset = segment.first_offset
         for descriptor in self._catalog.get_object_descriptors(self._topic, offset):
             if descriptor.start_offset > offset:
                 return False
-            if self._age_ms(descriptor) < lag_ms:
+            if self._age_ms(descriptor) < lag_minutes * 60_000:
                 return False
             if not self._resources.require_there(self._topic, descriptor):
                 self._require_same_frames(segment, descriptor)
@@ -309,7 +311,8 @@ class Trimmer:
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
         """Deletes an object that was removed from the chain. If this fails, a sweep deletes it."""
         self._store.delete_object(object_key(self._topic, sidecar(descriptor.object_id)))
-        self._store.delete_object(object_key(self._topic, descriptor.object_id))
+        for name in object_files(descriptor.object_id):
+            self._store.delete_object(object_key(self._topic, name))
         self._catalog.bury(self._topic, descriptor.object_id, token, certain=True)
         OBJECTS_DELETED.add()
         event(

@@ -17,7 +17,7 @@ from typing import Any
 
 from forebay.catalog.adopt import restored
 from forebay.catalog.records import Owner, TopicRecord, offset_before
-from forebay.catalog.topic_settings import read_topic_settings
+from forebay.catalog.topic_settings import read_namespace_policies, read_topic_settings
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
@@ -293,12 +293,20 @@ class TopicView:
         resources = self.store.resources()
         return {} if resources is None else read_topic_settings(resources.catalog, self.topic)
 
+    def namespace_policies(self) -> dict[str, Any]:
+        """Reads the offload policies of the topic's namespace; DescriptorError if damaged."""
+        resources = self.store.resources()
+        if resources is None:
+            return {}
+        return read_namespace_policies(resources.catalog, self.topic.namespace)
+
     def settings(self) -> StoreSettings:
-        """Reads the settings of the store with the topic's own in place of some.
+        """Reads the settings of the store with those of the namespace and the topic in place.
 
         DescriptorError if they are damaged, or not accepted by this release.
         """
-        return accepted(self.topic, self.store.settings, self.own_settings())
+        own = self.own_settings()
+        return accepted(self.topic, self.store.settings, own, self.namespace_policies())
 
     def close(self) -> None:
         """Closes what the view opened itself."""

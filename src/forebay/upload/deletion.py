@@ -40,9 +40,9 @@ from forebay.format.names import (
     MarkerName,
     TopicName,
     after_prefix,
+    is_finished,
     object_key,
     objects_prefix,
-    parse_object,
     parse_pending,
     sidecar,
 )
@@ -50,7 +50,7 @@ from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_PAGE, LOG_DISTANCE, O
 from forebay.logs import event
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.markers import StoredMarker, create_marker, in_order, read_marker
-from forebay.upload.inventory import Stored, walk
+from forebay.upload.inventory import Stored, span_of, walk
 from forebay.wal.identity import new_nonce
 
 _log: Final = logging.getLogger("forebay.upload")
@@ -104,9 +104,9 @@ def look_at_store(store: Backend, topic: TopicName, tail: int) -> StoredEvidence
     for found in walk(store, topic):
         if isinstance(found, StoredMarker):
             markers.append(found)
-        elif isinstance(found, Stored) and (name := parse_object(found.object_id)) is not None:
-            highest = max(highest, name.end + 1)
-            if name.start >= tail and len(after) < _AFTER_MAX:
+        elif isinstance(found, Stored) and (span := span_of(store, found)) is not None:
+            highest = max(highest, span[1])
+            if span[0] >= tail and len(after) < _AFTER_MAX:
                 after.append(found.object_id)
     newest = in_order(markers)[-1] if markers else None
     marker = None if newest is None else read_marker(store, newest)
@@ -321,29 +321,31 @@ class _Finishing:
             elif isinstance(found, StoredMarker):
                 if found.name < kept:
                     self._store.delete_object(found.meta.key)
-            elif belongs_before(found.object_id, self._record.tail):
+            elif belongs_before(self._store, found, self._record.tail):
                 delete_stored(self._store, self._topic, found)
                 if found.object is not None:
                     self._objects += 1
                     self._bytes += found.object.size
 
 
-def belongs_before(object_id: str, offset: int) -> bool:
+def belongs_before(store: Backend, found: Stored, offset: int) -> bool:
     """Whether the object holds only offsets before `offset`. The end of a pending one is unknown,
-    and no object begins before a deletion and ends after it."""
-    name = parse_object(object_id)
-    if name is not None:
-        return name.end < offset
-    start = parse_pending(object_id)
+    and no object begins before a deletion and ends after it. False for a ledger without its index
+    object: nothing says which offsets it was written for."""
+    span = span_of(store, found)
+    if span is not None:
+        return span[1] <= offset
+    start = parse_pending(found.object_id)
     return start is not None and start < offset
 
 
 def delete_stored(store: Backend, topic: TopicName, found: Stored) -> None:
     """Deletes an object and its sidecar, the sidecar first."""
-    if found.sidecar is not None or parse_object(found.object_id) is not None:
+    if found.sidecar is not None or is_finished(found.object_id):
         store.delete_object(object_key(topic, sidecar(found.object_id)))
-    if found.object is not None:
-        store.delete_object(object_key(topic, found.object_id))
+    for meta in (found.index, found.object):
+        if meta is not None:
+            store.delete_object(meta.key)
 
 
 def _remove_rows(catalog: Catalog, topic: TopicName, record: TopicRecord) -> int:

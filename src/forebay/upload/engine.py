@@ -20,16 +20,18 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import State, TopicRecord
 from forebay.clock import Clock
 from forebay.errors import (
+    CommitRefused,
     CorruptLog,
     ForebayError,
     ForeignObject,
+    MessageTooLarge,
     MissingData,
     ObjectExists,
     ObjectMissing,
@@ -38,25 +40,39 @@ from forebay.errors import (
 )
 from forebay.format.blocks import BlockAssembler
 from forebay.format.content import ContentHash, MessageSurvey
-from forebay.format.descriptor import ZSTD, Index, ObjectDescriptor, encode_descriptor
+from forebay.format.descriptor import (
+    PULSAR,
+    ZSTD,
+    Index,
+    Ledger,
+    ObjectDescriptor,
+    encode_descriptor,
+)
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
 from forebay.format.names import (
+    LedgerName,
     TopicName,
     is_compressed,
+    is_ledger,
     object_key,
     object_metadata,
+    parse_ledger,
     parse_object,
     sidecar,
 )
-from forebay.limits import MIB
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.index import encode_index
+from forebay.format.pulsar.topic_ledger import LedgerContent, ledger_facts, topic_ledger_index
+from forebay.limits import LEDGER_ENTRY_BYTES_MAX, LEDGER_INDEX_BYTES_MAX, MIB
 from forebay.logs import event
-from forebay.objects.backend import ObjectMeta
+from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.upload import metrics
 from forebay.upload.compression import BlockWriter, FrameWriter
+from forebay.upload.ledgers import LedgerWriter, remove_attempt
 from forebay.upload.plan import Closed, Extent, PlannedObject
 
 T = TypeVar("T")
@@ -93,6 +109,8 @@ class UploadTask:
     """The log whose segments were planned; None if the catalog names none."""
     settings: UploaderSettings | None = None
     """The settings of the topic, if they are not those of the ports."""
+    written: ObjectDescriptor | None = None
+    """Of a ledger that was written before, and only has to be read back."""
 
     @property
     def size(self) -> int:
@@ -127,8 +145,23 @@ def intend(
     epoch: int,
     planned: PlannedObject,
     log_id: str | None = None,
+    *,
+    store: Backend,
 ) -> UploadTask:
-    intent = catalog.intend(topic, epoch, planned.name)
+    """Announces the object. Removes what an attempt at the same ledger left that failed."""
+    if planned.ledger:
+        wanted = catalog.intend_ledger(topic, epoch, planned.span)
+        intent = wanted.intent
+        previous = wanted.previous
+        if previous is not None:
+            removed = remove_attempt(catalog, store, topic, previous.object_id)
+            if not removed and previous.span != planned.span:
+                raise ServiceUnavailable(
+                    f"{topic}: {previous.object_id}, which failed, cannot be removed now, and has "
+                    "other messages than the ledger that gets its id; try again"
+                )
+    else:
+        intent = catalog.intend(topic, epoch, planned.name)
     event(
         _log,
         logging.INFO,
@@ -142,6 +175,25 @@ def intend(
         closed_by=planned.closed_by,
     )
     return UploadTask(topic, intent, planned, log_id)
+
+
+def take_over(
+    catalog: Catalog, topic: TopicName, epoch: int, planned: PlannedObject
+) -> UploadTask | None:
+    """Returns the task to read back a ledger that was written ahead of the chain; None if none was.
+
+    It is committed like any other then, also by another process than the one that wrote it.
+    """
+    if not planned.ledger:
+        return None
+    known = catalog.ledgers(topic).attempt_at(planned.start_offset)
+    if known is None or known.descriptor is None or known.span != planned.span:
+        return None
+    try:
+        intent = catalog.intend(topic, epoch, known.object_id)
+    except CommitRefused:  # it is being deleted
+        return None
+    return UploadTask(topic, intent, planned, written=known.descriptor)
 
 
 def upload(
@@ -159,6 +211,10 @@ def upload(
     """
     started = ports.clock.monotonic()
     planned, object_id = task.planned, task.intent.object_id
+    if task.written is not None:
+        read_back(ports, task.topic, task.written)
+        seconds = ports.clock.monotonic() - started
+        return Uploaded(task.written, seconds, closed_by=planned.closed_by)
     transferred = _transfer(ports, source, task, progress)
     now_ms = ports.clock.now_ms()
     descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)
@@ -175,9 +231,29 @@ def _transfer(
     task: UploadTask,
     progress: Callable[[int], None] | None,
 ) -> Transferred:
-    """Writes the planned object. After an error there is no object."""
+    """Writes the planned object. After an error there is no object.
+
+    A message that does not fit into a block of a ledger makes its blocks larger.
+    """
+    settings = ports.settings
+    while True:
+        try:
+            return _transfer_once(replace(ports, settings=settings), source, task, progress)
+        except MessageTooLarge:
+            larger = 2 * settings.ledger_block_bytes
+            if not task.planned.ledger or larger > 2 * LEDGER_ENTRY_BYTES_MAX:
+                raise
+            settings = replace(settings, ledger_block_bytes=larger)
+
+
+def _transfer_once(
+    ports: UploadPorts,
+    source: FrameSource,
+    task: UploadTask,
+    progress: Callable[[int], None] | None,
+) -> Transferred:
     with NewObject(ports.store, task.topic, task.intent.object_id, ports.settings) as made:
-        builder = ObjectBuilder(made, made.level, new_index(ports.settings))
+        builder = made.builder(new_index(ports.settings))
         for frames in source.frames(task.planned.extents):
             builder.add(frames)
             if progress is not None:
@@ -307,7 +383,9 @@ class Transferred:
     highest_publish_time: int | None
     chunks: int
     raw_size: int | None = None
-    """Bytes before compression; None if the object is not compressed."""
+    """Bytes of the frames; None if the object is these bytes."""
+    ledger: Ledger | None = None
+    """About the ledger, if the object is one."""
 
 
 def new_index(settings: UploaderSettings) -> ObjectIndex:
@@ -323,7 +401,7 @@ class ObjectBuilder:
 
     writer: FrameWriter
     level: int | None = None
-    """The level of compression; None writes the frames as they are."""
+    """The level of compression; None writes the frames as they are, or entries of a ledger."""
     index: ObjectIndex = field(default_factory=ObjectIndex)
     content: ContentHash = field(default_factory=ContentHash)
     survey: MessageSurvey = field(default_factory=MessageSurvey)
@@ -331,11 +409,15 @@ class ObjectBuilder:
     """Bytes of the frames, before compression."""
     messages: int = 0
     chunks: int = 0
-    blocks: BlockWriter | None = field(init=False, default=None)
+    ledger_block_bytes: int | None = None
+    """The size of blocks of a ledger; None for other objects."""
+    blocks: BlockWriter | LedgerWriter | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.level is not None:
             self.blocks = BlockWriter(self.writer, self.index, self.level)
+        elif self.ledger_block_bytes is not None:
+            self.blocks = LedgerWriter(self.writer, self.index, self.ledger_block_bytes)
 
     @property
     def stored(self) -> int:
@@ -367,9 +449,31 @@ class ObjectBuilder:
             self.blocks.drain()
 
     def finish(self, made: NewObject) -> Transferred:
-        """Publishes what was added to the new object: see `NewObject.finish`."""
+        """Publishes what was added to the new object: see `NewObject.finish`.
+
+        The index object of a ledger comes after its data: while it exists, the data are complete.
+        """
         self.flush()
-        return self.transferred(made.finish(self.size, self.content.value))
+        start = self.index.entries[0][0] if self.index.entries else 0
+        done = self.transferred(made.finish(self.size, self.content.value, start))
+        if not isinstance(self.blocks, LedgerWriter):
+            return done
+        return replace(done, ledger=made.put_index(self.ledger_index(made.topic), self.blocks))
+
+    def ledger_index(self, topic: TopicName) -> bytes:
+        """Returns the index object of the ledger that was made."""
+        assert isinstance(self.blocks, LedgerWriter), "only ledgers have an index object"
+        content = LedgerContent(
+            topic,
+            self.index.entries[0][0],
+            self.messages,
+            self.blocks.entry_bytes,
+            self.blocks.stored,
+            self.size,
+            self.content.value,
+            self.survey.highest_publish_time,
+        )
+        return encode_index(topic_ledger_index(content, self.blocks.blocks))
 
     def transferred(self, stored: StoredObject) -> Transferred:
         """Describes what was added, once it is in the store."""
@@ -397,7 +501,9 @@ def describe(
         content_hash=done.content_hash,
         highest_publish_time=done.highest_publish_time,
         raw_size=done.raw_size,
-        codec=None if done.raw_size is None else ZSTD,
+        codec=ZSTD if is_compressed(object_id) else None,
+        format=None if done.ledger is None else PULSAR,
+        ledger=done.ledger,
     )
 
 
@@ -436,9 +542,10 @@ class NewObject:
         self, store: CloudStore, topic: TopicName, object_id: str, settings: UploaderSettings
     ) -> None:
         self._store = store
-        self._topic = topic
+        self.topic = self._topic = topic
         self._object_id = object_id
         self._size = 0
+        self._block_bytes = settings.ledger_block_bytes if is_ledger(object_id) else None
         self.level = level_of(object_id, settings)
         """The level of compression; None for an object that is not compressed."""
         self._writer = store.open_streaming_writer(
@@ -449,6 +556,20 @@ class NewObject:
             create=True,
         )
 
+    def builder(self, index: ObjectIndex) -> ObjectBuilder:
+        """Returns what makes an object of the kind that the name says."""
+        return ObjectBuilder(self, self.level, index, ledger_block_bytes=self._block_bytes)
+
+    def put_index(self, data: bytes, written: LedgerWriter) -> Ledger:
+        """Writes the index object of a ledger, or finds the same one; returns what is known of it.
+
+        Raises ForeignObject if its name belongs to other bytes.
+        """
+        name = parse_ledger(self._object_id)
+        assert name is not None, "only ledgers have an index object"
+        put_ledger_index(self._store, self._topic, name, data)
+        return ledger_facts(name, written.block_bytes, len(data))
+
     def write(self, data: Buffer) -> None:
         """Takes all of `data`. Once the name is known to be taken, the bytes are only counted."""
         self._size += memoryview(data).nbytes
@@ -458,8 +579,10 @@ class NewObject:
             except ObjectExists:
                 self._writer.abort()
 
-    def finish(self, raw_size: int, content_hash: str) -> StoredObject:
+    def finish(self, raw_size: int, content_hash: str, start_offset: int = 0) -> StoredObject:
         """Publishes the object, or finds the same one: with so many bytes of frames and this hash.
+
+        `start_offset` is that of the first message, which the name of a ledger does not say.
 
         Raises ForeignObject if the name belongs to other bytes, and CorruptLog if the store has
         published another number of bytes than were written.
@@ -472,7 +595,15 @@ class NewObject:
             else:
                 require_size(self._store, meta, self._size)
                 return StoredObject(meta)
-        return require_same(self._store, self._topic, self._object_id, raw_size, content_hash)
+        found = require_same(
+            self._store, self._topic, self._object_id, raw_size, content_hash, start_offset
+        )
+        if self._block_bytes is not None and found.meta.size != self._size:
+            raise ForeignObject(
+                f"{self._store.name}: {found.meta.key} has {found.meta.size} bytes, and an upload "
+                f"of the same messages {self._size}: it was written with other blocks"
+            )
+        return found
 
     def __enter__(self) -> NewObject:
         return self
@@ -493,7 +624,12 @@ def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
 
 
 def require_same(
-    store: CloudStore, topic: TopicName, object_id: str, raw_size: int, content_hash: str
+    store: CloudStore,
+    topic: TopicName,
+    object_id: str,
+    raw_size: int,
+    content_hash: str,
+    start_offset: int = 0,
 ) -> StoredObject:
     """Returns the stored object, whose frames have the given size and hash.
 
@@ -505,6 +641,8 @@ def require_same(
         meta = store.head(key)
         if is_compressed(object_id):
             size, found, index = _uncompressed(store, meta, object_id)
+        elif is_ledger(object_id):
+            size, found = _as_frames(store, meta, start_offset)
         else:
             size = meta.size
             found = _hash(store, meta) if size == raw_size else "not read"
@@ -549,6 +687,37 @@ def _uncompressed(store: CloudStore, meta: ObjectMeta, object_id: str) -> tuple[
     blocks.require_end(name.end + 1)
     damage = blocks.corruption
     return size, content.value if damage is None else damage.reason, index.frozen()
+
+
+def _as_frames(store: CloudStore, meta: ObjectMeta, start_offset: int) -> tuple[int, str]:
+    """Returns size and hash of the frames of a ledger; in place of the hash, what is wrong."""
+    entries = EntryAssembler(start_offset, 0, meta.size, start_offset, max(meta.size, 1))
+    size, content = 0, ContentHash()
+    for chunk in _chunks(store, meta):
+        for frames in entries.feed(chunk):
+            content.add(frames.raw)
+            size += len(frames.raw)
+    entries.require_end(None)
+    damage = entries.corruption
+    return size, content.value if damage is None else damage.reason
+
+
+def put_ledger_index(
+    store: CloudStore, topic: TopicName, name: LedgerName, data: bytes, *, create: bool = True
+) -> None:
+    """Writes the index object of a ledger.
+
+    With `create` it replaces nothing: raises ForeignObject if another one is there.
+    """
+    key = object_key(topic, name.index_name)
+    try:
+        store.put_object(key, data, object_metadata(topic, name.index_name), create=create)
+    except ObjectExists:
+        if bytes(store.get_object(key, LEDGER_INDEX_BYTES_MAX)) != data:
+            raise ForeignObject(
+                f"{store.name}: {key} exists, and is not the index of this ledger. It was not "
+                "changed"
+            ) from None
 
 
 def _chunks(store: CloudStore, meta: ObjectMeta) -> Iterator[Buffer]:

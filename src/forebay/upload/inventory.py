@@ -13,37 +13,45 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from forebay.catalog.records import Life
 from forebay.errors import (
     CorruptFrame,
     CorruptLog,
     DescriptorError,
     ForeignObject,
+    LedgerError,
     ObjectMissing,
 )
 from forebay.format.blocks import BlockAssembler
 from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.danube import is_named_by_time, segments_prefix
-from forebay.format.descriptor import ZSTD, ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import PULSAR, ZSTD, Ledger, ObjectDescriptor, decode_descriptor
 from forebay.format.frame import FrameDecoder, Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
 from forebay.format.names import (
-    SIDECAR_ENDING,
     TOPICS_PREFIX,
     MarkerName,
     ObjectName,
     TopicName,
     after_prefix,
+    is_ledger,
+    object_of_file,
     objects_prefix,
+    parse_ledger,
     parse_marker,
     parse_object,
     parse_pending,
+    sidecar,
     topic_of_key,
 )
-from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OFFSET_MAX
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.index import LedgerIndex, decode_index
+from forebay.format.pulsar.topic_ledger import block_bytes_of, ledger_facts, offsets_of_ledger
+from forebay.limits import DESCRIPTOR_BYTES_MAX, LEDGER_INDEX_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.markers import StoredMarker, in_order, read_marker
 
@@ -118,15 +126,24 @@ def _followed(places: list[int], picks: list[int | None]) -> Chain:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object in the listing: the object, its sidecar, or both."""
+    """One object in the listing: the object, its sidecar, or both, and the index of a ledger."""
 
     object_id: str
-    object: ObjectMeta | None
-    sidecar: ObjectMeta | None
+    object: ObjectMeta | None = None
+    sidecar: ObjectMeta | None = None
+    index: ObjectMeta | None = None
+
+    @property
+    def files(self) -> list[ObjectMeta]:
+        """What there is of it, in the order to delete it in: a ledger's index before its data."""
+        found = (self.sidecar, self.index, self.object)
+        return [each for each in found if each is not None]
 
 
 def is_object_name(name: str) -> bool:
     """Whether `name` is the name of a finished or a pending object."""
+    if is_ledger(name):
+        return True
     finished = parse_object(name)
     if finished is not None:
         return finished.end < OFFSET_MAX
@@ -140,28 +157,57 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | StoredMarker | O
     An ObjectMeta is a file that is neither an object nor a sidecar nor a begin marker.
     """
     prefix = objects_prefix(topic)
-    waiting: ObjectMeta | None = None
+    waiting: Stored | None = None
     for meta in store.list(prefix):
         name = meta.key.removeprefix(prefix)
-        owner = name.removesuffix(SIDECAR_ENDING)
+        owner = object_of_file(name)
         if (marker := parse_marker(name)) is not None:
             yield StoredMarker(marker, meta)
-        elif not is_object_name(owner):
+            continue
+        if not is_object_name(owner):
             yield meta
-        elif owner == name:
-            if waiting is not None:
-                yield Stored(waiting.key.removeprefix(prefix), waiting, None)
-            waiting = meta
-        elif waiting is not None and waiting.key == prefix + owner:
-            yield Stored(owner, waiting, meta)
+            continue
+        if waiting is not None and waiting.object_id != owner:
+            yield waiting
+            waiting = None
+        before = Stored(owner) if waiting is None else waiting
+        if name == owner:
+            waiting = replace(before, object=meta)
+        elif name == sidecar(owner):  # the last of its files
+            yield replace(before, sidecar=meta)
             waiting = None
         else:
-            if waiting is not None:
-                yield Stored(waiting.key.removeprefix(prefix), waiting, None)
-                waiting = None
-            yield Stored(owner, None, meta)
+            waiting = replace(before, index=meta)
     if waiting is not None:
-        yield Stored(waiting.key.removeprefix(prefix), waiting, None)
+        yield waiting
+
+
+def read_ledger_index(store: Backend, found: Stored) -> LedgerIndex | None:
+    """Reads the index object of a ledger; None if it is missing, damaged, or not Forebay's."""
+    if found.index is None or not 0 < found.index.size <= LEDGER_INDEX_BYTES_MAX:
+        return None
+    try:
+        data = store.get_range(found.index.key, 0, found.index.size)
+        index = decode_index(data)
+        return None if offsets_of_ledger(index) is None else index
+    except (LedgerError, ObjectMissing):
+        return None
+
+
+def span_of(store: Backend, found: Stored, life: Life | None = None) -> Range | None:
+    """Returns the offsets of a finished object, the end not included; None if they are unknown.
+
+    The name has them, or, for a ledger, the row of its key or its index object.
+    """
+    name = parse_object(found.object_id)
+    if name is not None:
+        return name.start, name.end + 1
+    if not is_ledger(found.object_id):
+        return None
+    if life is not None and life.span is not None:
+        return life.span
+    index = read_ledger_index(store, found)
+    return None if index is None else offsets_of_ledger(index)
 
 
 def topics_in_store(store: Backend, *, with_danube: bool = False) -> Iterator[TopicName]:
@@ -195,6 +241,7 @@ class Candidate:
     """An object that may be part of the chain."""
 
     name: ObjectName
+    """Its offsets. The name of a ledger does not say them: see `ledger`."""
     key: str
     size: int
     etag: str | None
@@ -202,10 +249,15 @@ class Candidate:
     sidecar: str | None
     """The key of its sidecar; None if there is none, or if it is empty or too large."""
     sidecar_bytes: int = 0
+    ledger: str | None = None
+    """The object's id, if it is a ledger."""
+    index: LedgerIndex | None = None
+    """Its index object, if it is a ledger."""
+    index_bytes: int = 0
 
     @property
     def object_id(self) -> str:
-        return str(self.name)
+        return str(self.name) if self.ledger is None else self.ledger
 
 
 @dataclass(slots=True)
@@ -272,6 +324,18 @@ class Inventory:
         self.end = max(self.end, name.end + 1)
         self._all.append(candidate)
 
+    def add_ledger(self, store: Backend, found: Stored, meta: ObjectMeta) -> None:
+        """Adds a ledger, which is complete if it has an index object, or a pending object."""
+        index = read_ledger_index(store, found)
+        offsets = None if index is None else offsets_of_ledger(index)
+        if index is None or offsets is None or found.index is None:
+            self.pending += 1
+            return
+        name = ObjectName(offsets[0], offsets[1] - 1)
+        made = _candidate(name, found, meta)
+        size = found.index.size
+        self.add(replace(made, ledger=found.object_id, index=index, index_bytes=size))
+
     def __len__(self) -> int:
         return len(self._all)
 
@@ -315,7 +379,7 @@ def take_stock(store: Backend, topic: TopicName) -> Inventory:
         elif found.object is not None:
             name = parse_object(found.object_id)
             if name is None:
-                stock.pending += 1
+                stock.add_ledger(store, found, found.object)
             else:
                 if found.sidecar is None and is_named_by_time(found.object_id, found.object.size):
                     stock.named_by_time = found.object.key
@@ -386,9 +450,11 @@ def _beside(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDes
         return None
     name = candidate.name
     said = (found.object_id, found.start_offset, found.end_offset, found.size, found.completed)
-    if said != (str(name), name.start, name.end, candidate.size, True):
+    if said != (candidate.object_id, name.start, name.end, candidate.size, True):
         return None
-    return found if found.codec == (ZSTD if name.compressed else None) else None
+    codec = ZSTD if name.compressed else None
+    is_alike = found.codec == codec and found.is_ledger == (candidate.ledger is not None)
+    return found if is_alike else None
 
 
 def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor:
@@ -400,6 +466,8 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
     """
     name, key = candidate.name, candidate.key
     read = _read_blocks if name.compressed else _read_frames
+    if candidate.ledger is not None:
+        read = _read_entries
     index, content, survey = ObjectIndex(), ContentHash(), MessageSurvey()
     following, raw_size = name.start, 0
     for frames in read(store, candidate, reading, index):
@@ -421,8 +489,9 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
             "back from a copy of the store, or delete the sidecar to use the object as it is"
         )
     reading.whole += 1
+    plain = not name.compressed and candidate.ledger is None
     return ObjectDescriptor(
-        str(name),
+        candidate.object_id,
         name.start,
         name.end,
         candidate.size,
@@ -431,9 +500,17 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         offset_index=index.frozen(),
         content_hash=content.value,
         highest_publish_time=survey.highest_publish_time,
-        raw_size=raw_size if name.compressed else None,
+        raw_size=None if plain else raw_size,
         codec=ZSTD if name.compressed else None,
+        format=None if candidate.index is None else PULSAR,
+        ledger=None if candidate.index is None else _ledger_facts(candidate, candidate.index),
     )
+
+
+def _ledger_facts(candidate: Candidate, index: LedgerIndex) -> Ledger:
+    name = parse_ledger(candidate.object_id)
+    assert name is not None, "only ledgers have an index object"
+    return ledger_facts(name, block_bytes_of(index), candidate.index_bytes)
 
 
 def _read_frames(
@@ -469,6 +546,27 @@ def _read_blocks(
             del frames
     blocks.require_end(None)
     damage = blocks.corruption
+    if damage is not None:
+        raise CorruptFrame(
+            damage.reason, file=candidate.key, position=damage.position, offset=damage.offset
+        )
+
+
+def _read_entries(
+    store: Backend, candidate: Candidate, reading: Reading, index: ObjectIndex
+) -> Iterator[Scan]:
+    """The same for a ledger. The index gets an entry for the first message of each scan."""
+    assert candidate.index is not None, "a ledger without its index object is no candidate"
+    start, block_bytes = candidate.name.start, block_bytes_of(candidate.index)
+    entries = EntryAssembler(start, 0, candidate.size, start, block_bytes)
+    for data in _chunks(store, candidate, reading):
+        for frames in entries.feed(data):
+            position = entries.positions[0] if index.entries else 0
+            index.add_block(frames.offsets[0], len(frames), len(frames.raw), position)
+            yield frames
+            del frames
+    entries.require_end(candidate.name.end + 1)
+    damage = entries.corruption
     if damage is not None:
         raise CorruptFrame(
             damage.reason, file=candidate.key, position=damage.position, offset=damage.offset

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from forebay.clock import Clock
+from forebay.config.offload_policies import Thresholds
 from forebay.errors import CorruptFrame, ForebayError, MissingData
 from forebay.files.disk import Disk, ReadFile
 from forebay.format.frame import Scan
@@ -28,6 +29,7 @@ from forebay.format.message import message_columns
 from forebay.format.names import ObjectName, SegmentNames, TopicName
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.settings import UploaderSettings
+from forebay.upload.triggers import select_ledgers
 from forebay.wal.segment import ChunkReader, LogPosition, Segment, SegmentIndexes, require_complete
 
 
@@ -70,6 +72,8 @@ class PlannedObject:
     extents: tuple[Extent, ...]
     closed_by: Closed = Closed.AGE
     compressed: bool = False
+    ledger: bool = False
+    """Whether it is written as a ledger of Pulsar."""
 
     @property
     def full(self) -> bool:
@@ -96,7 +100,13 @@ class PlannedObject:
         return LogPosition(last.seq, last.end, last.next_offset)
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Its offsets, the end not included."""
+        return self.start_offset, self.next_offset
+
+    @property
     def name(self) -> ObjectName:
+        """Its name; that of a ledger is chosen when it is intended."""
         return ObjectName(self.start_offset, self.next_offset - 1, compressed=self.compressed)
 
     def holds(self, error: ForebayError) -> bool:
@@ -183,7 +193,8 @@ def plan_object(
             break
     if not extents or not (full or overdue):
         return None
-    return PlannedObject(tuple(extents), full or Closed.AGE, settings.compression != "none")
+    compressed = settings.compression != "none"
+    return PlannedObject(tuple(extents), full or Closed.AGE, compressed, settings.ledgers)
 
 
 def batch_bytes(settings: UploaderSettings) -> int:
@@ -209,12 +220,15 @@ class TopicPlanner:
         clock: Clock,
         *,
         whole_segments: bool = False,
+        owned: bool = True,
     ) -> None:
+        """`owned` says that the log is this process's own, so that it can seal its segments."""
         self._topic = topic
         self._source = source
         self._settings = settings
         self._clock = clock
-        self._whole_segments = whole_segments
+        self._whole_segments = whole_segments or settings.ledgers
+        self._owned = owned
 
     def due(
         self,
@@ -227,16 +241,21 @@ class TopicPlanner:
     ) -> Iterator[PlannedObject]:
         """Yields the objects that are due, beginning at the tail of the chain.
 
-        `force` plans everything regardless of the thresholds. `known` is a possible position of the
-        tail in the log; it is checked before use. `waiting_since` returns lower bounds, in
+        `force` plans everything regardless of the thresholds. Ledgers hold sealed segments only, so
+        who forces them seals the log before. In the log of another process, the last ledger then
+        holds the segment that is not sealed, as far as it is synced. `known` is a possible position
+        of the tail in the log; it is checked before use. `waiting_since` returns lower bounds, in
         milliseconds, of the time when the oldest message that is not uploaded was written. The
         latest of them is used.
         """
         left = self.segments_from(segments, tail)
+        if self._settings.ledgers:
+            left = self._offloadable(left, force=force)
         if not left:
             return
         start = self.locate(left[0], tail, known)
-        overdue = force or self._overdue(waiting_since(left[0], start))
+        always = force or self._settings.ledgers
+        overdue = always or self._overdue(waiting_since(left[0], start))
         while True:
             planned = plan_object(
                 left,
@@ -252,7 +271,19 @@ class TopicPlanner:
                 planned = replace(planned, closed_by=Closed.FORCED)
             yield planned
             start = planned.end
-            overdue = force  # only the first object contains the oldest message
+            overdue = always  # only the first object contains the oldest message
+
+    def _offloadable(self, segments: list[Segment], *, force: bool) -> list[Segment]:
+        """Returns those of the segments, the oldest first, that go into ledgers now."""
+        sealed = [each for each in segments if each.sealed]
+        if force:
+            return sealed if self._owned else segments
+        settings = self._settings
+        limits = Thresholds(settings.offload_threshold_bytes, settings.offload_threshold_seconds)
+        facts = [SealedSegment(each) for each in sealed]
+        chosen = select_ledgers(facts, limits, self._clock.now_ms())
+        last = chosen[-1].ledger_id if chosen else -1
+        return [each for each in sealed if each.seq <= last]
 
     def segments_from(self, segments: Iterable[Segment], offset: int) -> list[Segment]:
         """Returns the segments that have messages at or after `offset`.
@@ -284,6 +315,26 @@ class TopicPlanner:
         # Ignore times in the future: a clock was wrong, or was set back.
         latest = max((each for each in since if each <= now), default=0)
         return now - latest >= self._settings.max_open_seconds * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegment:
+    """A segment as what triggers an offload sees it: as a ledger that is closed."""
+
+    segment: Segment
+    offloaded: bool = False
+
+    @property
+    def ledger_id(self) -> int:
+        return self.segment.seq
+
+    @property
+    def size(self) -> int:
+        return self.segment.size
+
+    @property
+    def closed_ms(self) -> int | None:
+        return self.segment.modified_ms if self.segment.sealed else None
 
 
 class SegmentSource:

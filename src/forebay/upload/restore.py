@@ -70,7 +70,7 @@ from forebay.errors import (
 )
 from forebay.format.danube import segments_prefix
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
-from forebay.format.names import MarkerName, TopicName, objects_prefix
+from forebay.format.names import MarkerName, TopicName, objects_prefix, parse_ledger
 from forebay.limits import LOG_DISTANCE, OFFSET_MAX
 from forebay.logs import event
 from forebay.objects.backend import Backend
@@ -424,6 +424,8 @@ class _Restore:
         self._used: set[str] = set()
         self._damaged: list[Candidate] = []
         self._progress: Callable[[int, int], None] = lambda _done, _all: None
+        self._ledgers = 0
+        """The highest id of a ledger in the store."""
         self._refuse_danube()
         if not len(stock) and not stock.markers and record is None:
             raise MissingData(f"{store.name} has no objects of {topic}")
@@ -894,6 +896,11 @@ class _Restore:
 
     def _adopt(self, epoch: int) -> None:
         catalog, topic = self._catalog, self._topic
+        for each in self._stock:  # also those that are not adopted: their ids are taken
+            if (ledger := parse_ledger(each.object_id)) is not None:
+                self._ledgers = max(self._ledgers, ledger.ledger_id)
+        if self._ledgers:
+            catalog.ledgers(topic).continue_after(self._ledgers)
         stale = self._known.end > self._begin
         last: int | None = None
 
@@ -936,7 +943,10 @@ class _Restore:
             entry = self._catalog.kv.get(key)
             life = None if entry is None else decode_record(entry.value, Life, key)
             if may_become(life.state if life is not None else None, State.GONE):
-                row = Life(State.GONE, epoch, secrets.token_hex(8), now_ms)
+                span = None
+                if each.ledger is not None:
+                    span = (each.name.start, each.name.end + 1)
+                row = Life(State.GONE, epoch, secrets.token_hex(8), now_ms, span)
                 revision = entry.revision if entry is not None else ABSENT
                 self._catalog.kv.commit([Compare(key, revision)], [Put(key, encode_record(row))])
 

@@ -57,6 +57,9 @@ from forebay.format.names import (
     ObjectName,
     TopicName,
     is_compressed,
+    is_finished,
+    is_ledger,
+    object_files,
     object_key,
     objects_prefix,
     parse_object,
@@ -68,7 +71,7 @@ from forebay.metrics import Counter
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.markers import StoredMarker, in_order, read_marker
 from forebay.upload.deletion import DeletedTopic, belongs_before, finish_deletion
-from forebay.upload.inventory import Stored, topics_in_store, walk
+from forebay.upload.inventory import Stored, span_of, topics_in_store, walk
 
 # -- the decision -------------------------------------------------------------------------------
 #
@@ -123,6 +126,12 @@ TOO_YOUNG: Final = "it is younger than the grace time"
 class Chain(Protocol):
     """The committed objects. It is asked only if the row alone does not decide."""
 
+    def span(self, stored: Stored, life: Life | None) -> Range | None:
+        """Returns the offsets of a finished object. Those of a ledger may be in its index object.
+
+        None for others, and for a ledger whose index object is missing: it was never complete.
+        """
+
     def names(self, object_id: str) -> bool:
         """Whether a descriptor names this object."""
 
@@ -157,12 +166,14 @@ class Verdict(NamedTuple):
 def judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain) -> Verdict | None:
     """Decides about one name; None for objects that count, and for rows that are `gone`."""
     verdict = _judge(life, stored, situation, chain)
-    name = parse_object(stored.object_id)
-    if verdict is None or name is None or stored.object is None:
+    if verdict is None or stored.object is None:
         return verdict
-    if name.end >= situation.record.tail:
+    span = chain.span(stored, life)
+    if span is None:
+        return verdict
+    if span[1] > situation.record.tail:
         return _after_tail(verdict, life)
-    needed = [(max(name.start, situation.record.start_offset), name.end + 1)]
+    needed = [(max(span[0], situation.record.start_offset), span[1])]
     given_up = situation.record
     if life is None or life.state is not State.GONE:  # a restore found a gone one damaged
         given_up = TopicRecord(accepted=given_up.accepted)
@@ -196,7 +207,7 @@ def _judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain
 
 
 def _without_row(stored: Stored, situation: Situation, chain: Chain) -> Verdict | None:
-    meta = stored.object or stored.sidecar
+    meta = stored.object or stored.index or stored.sidecar
     if meta is None or (stored.object is not None and chain.names(stored.object_id)):
         return None
     age_ms = situation.now_ms - meta.modified_ms
@@ -216,7 +227,8 @@ def _intended(life: Life, stored: Stored, situation: Situation, chain: Chain) ->
     if not verdict.remove or not situation.owned or life.epoch < situation.record.epoch:
         return verdict
     name = parse_object(stored.object_id)
-    start = name.start if name is not None else parse_pending(stored.object_id)
+    start = life.span[0] if life.span is not None else parse_pending(stored.object_id)
+    start = name.start if name is not None else start
     if start is None or start >= situation.record.tail:
         return verdict._replace(remove=False, reason="the topic's owner may still commit it")
     if name is not None and chain.joins(name):
@@ -225,6 +237,8 @@ def _intended(life: Life, stored: Stored, situation: Situation, chain: Chain) ->
 
 
 def _object_kind(stored: Stored) -> Kind:
+    if is_ledger(stored.object_id):
+        return Kind.PENDING if stored.index is None else Kind.ORPHAN
     return Kind.PENDING if parse_object(stored.object_id) is None else Kind.ORPHAN
 
 
@@ -253,6 +267,8 @@ STAGED_HOURS: Final = 7 * 24
 _ERRORS_LOGGED_MAX: Final = 100
 """The errors of one sweep that are logged; all of them are counted and reported."""
 _MARKERS_KEPT: Final = 2
+_ATTEMPT_MS: Final = 24 * 3_600_000
+"""No task writes for so long."""
 _EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
 
 
@@ -377,6 +393,9 @@ class _TopicSweep:
         """The committed objects, with their listed sizes; None if an object is not listed."""
         self._existing: dict[str, int | None] = {}
         """The sizes of committed objects that were looked at; None if an object is missing."""
+        self._spans: dict[str, Range | None] = {}
+        """The offsets of ledgers that were asked for."""
+        self._chained: set[str] | None = None
         self.check: Callable[[], None] = lambda: None
         self.through_outages = True
 
@@ -477,7 +496,10 @@ class _TopicSweep:
             late = content is not None and content.epoch <= record.epoch
             kind, ours = Kind.MARKER, found.name < kept or late
         else:
-            kind, ours = Kind.DELETED, belongs_before(found.object_id, record.tail)
+            kind = Kind.DELETED
+            ours = belongs_before(self._store, found, record.tail)
+            if not ours and is_ledger(found.object_id):
+                ours = self.span(found, None) is None  # it was never complete
         if not ours:
             reason = "the catalog is an older copy: run `forebay restore`"
             return self._item(Kind.NEWER, key, size, age_ms, Action.KEPT, reason)
@@ -517,11 +539,13 @@ class _TopicSweep:
             row = next(rows, None)
 
     def _settle(self, life: Life | None, stored: Stored, situation: Situation) -> SweepItem | None:
-        size = sum(meta.size for meta in (stored.object, stored.sidecar) if meta is not None)
+        size = sum(meta.size for meta in stored.files)
         key = object_key(self._topic, stored.object_id)
-        if stored.object is None and stored.sidecar is not None:
-            key = stored.sidecar.key
+        if stored.object is None and stored.files:
+            key = stored.files[0].key
         kind, age_ms = Kind.ORPHAN, None
+        if life is not None and not stored.files:
+            self._forget_attempt(life, stored.object_id, situation)
         try:
             verdict = judge(life, stored, situation, self)
             if verdict is not None and verdict.kind is Kind.NEWER:
@@ -535,6 +559,13 @@ class _TopicSweep:
             self.give_up_in_outage(error)
             action, reason = Action.FAILED, str(error)
         return self._item(kind, key, size, age_ms, action, reason)
+
+    def _forget_attempt(self, life: Life, object_id: str, situation: Situation) -> None:
+        """Removes the row of a ledger's attempt that is gone: no other attempt has its name."""
+        gone = life.state is State.GONE and is_ledger(object_id)
+        old = situation.now_ms - life.updated_ms >= max(situation.grace_ms, _ATTEMPT_MS)
+        if gone and old and not self._dry_run:
+            self._catalog.forget_gone(self._topic, object_id, life)
 
     def _judge_again(
         self, stored: Stored, situation: Situation
@@ -564,12 +595,14 @@ class _TopicSweep:
             return Action.WOULD_REMOVE, verdict.reason
         object_id = stored.object_id
         gone = life is not None and life.state is State.GONE
-        token = None if gone else self._catalog.condemn(self._topic, object_id, life)
+        span = self.span(stored, life) if life is None and stored.files else None
+        token = None if gone else self._catalog.condemn(self._topic, object_id, life, span)
         if token is None and not gone:
             return Action.KEPT, "it changed meanwhile"
-        if stored.sidecar is not None or parse_object(object_id) is not None:
+        if stored.sidecar is not None or is_finished(object_id):
             self._store.delete_object(object_key(self._topic, sidecar(object_id)))
-        self._store.delete_object(object_key(self._topic, object_id))
+        for name in object_files(object_id):
+            self._store.delete_object(object_key(self._topic, name))
         if token is not None:
             own = life is None or life.state is not State.DELETING
             self._catalog.bury(self._topic, object_id, token, certain=own)
@@ -577,9 +610,23 @@ class _TopicSweep:
 
     # -- the protocol `Chain` -------------------------------------------------------------------
 
+    def span(self, stored: Stored, life: Life | None) -> Range | None:
+        if stored.object_id not in self._spans:
+            self._spans[stored.object_id] = span_of(self._store, stored, life)
+        return self._spans[stored.object_id]
+
     def names(self, object_id: str) -> bool:
+        if is_ledger(object_id):
+            return object_id in self._ledgers()
         name = parse_object(object_id)
         return name is not None and self._named(name.start, object_id) is not None
+
+    def _ledgers(self) -> set[str]:
+        """Returns the ledgers of the chain, whose names do not say where they are in it."""
+        if self._chained is None:
+            chain = self._catalog.get_object_descriptors(self._topic)
+            self._chained = {each.object_id for each in chain if each.is_ledger}
+        return self._chained
 
     def joins(self, name: ObjectName) -> bool:
         first = self._catalog.get_object_descriptors_range(
@@ -711,12 +758,12 @@ class _TopicSweep:
 
 
 def _metas(found: Stored | StoredMarker | ObjectMeta) -> list[ObjectMeta]:
-    """The files of one name, the sidecar first."""
+    """The files of one name, in the order to delete them in."""
     if isinstance(found, ObjectMeta):
         return [found]
     if isinstance(found, StoredMarker):
         return [found.meta]
-    return [each for each in (found.sidecar, found.object) if each is not None]
+    return found.files
 
 
 def sweep_staging(

@@ -28,6 +28,7 @@ from forebay.errors import (
     ForebayError,
     LogClosed,
     MissingData,
+    OffloadInProgress,
     TopicFenced,
     UsageError,
 )
@@ -40,6 +41,7 @@ from forebay.logs import event
 from forebay.settings import UploaderSettings
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Uploaded, UploadPorts, set_aside
+from forebay.upload.ledgers import remove_attempt
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.log import Wal
@@ -67,6 +69,8 @@ class Uploader:
         self.wal = wal
         self.checkpoints: CheckpointStore = wal.checkpoints
         self._turn = threading.Lock()
+        self._offloads = threading.Lock()
+        """Held while ledgers are offloaded, and by an offload that waits for its turn."""
         self._marks = threading.Lock()
         self._uploaded = self._verified = self._start = 0
         self._stopping = threading.Event()
@@ -80,6 +84,7 @@ class Uploader:
     def disown(self) -> None:
         """Stops this uploader in a forked child; the parent goes on uploading."""
         self._turn = threading.Lock()
+        self._offloads = threading.Lock()
         self._marks = threading.Lock()
         self._stopping = threading.Event()
         self._stopping.set()
@@ -178,6 +183,8 @@ class Uploader:
         self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
     ) -> TopicRecord:
         """Uploads every object that is due, and adds it to `done`; returns the latest record."""
+        if self.ports.settings.ledgers:
+            return self._offload_due(record, done, force=force)
         batch = 0
         while (planned := self._plan(record.tail, force=force)) is not None:
             batch += planned.size
@@ -201,6 +208,130 @@ class Uploader:
         most = self.ports.settings.max_batch_bytes
         self.unfinished = not force and most is not None and planned.size < batch > most
         return self.unfinished
+
+    # -- ledgers --------------------------------------------------------------------------------
+
+    def offload(self, until: int) -> list[ObjectDescriptor]:
+        """Uploads the sealed segments as ledgers that end at `until` or before it.
+
+        A ledger that fails does not stop the others: those after it are written, and committed once
+        the chain reaches them. Then the first error is raised. Raises OffloadInProgress if another
+        offload of the topic runs, and LogClosed after `stop`.
+        """
+        if not self._offloads.acquire(blocking=False):
+            raise OffloadInProgress(
+                f"{self.topic}: an offload of the topic is running; try again when it has ended"
+            )
+        try:
+            with self._turn:
+                self._require_going()
+                self.look()
+                self._adopt_settings()
+                done: list[ObjectDescriptor] = []
+                planned = self.planned_ledgers(self.record().tail, force=True)
+                self._offload([each for each in planned if each.next_offset <= until], done)
+                return done
+        finally:
+            self._offloads.release()
+
+    def planned_ledgers(self, tail: int, *, force: bool) -> list[PlannedObject]:
+        """Returns the ledgers that are made of the sealed segments after `tail`.
+
+        With `force` all of them, otherwise those that are due.
+        """
+        return list(
+            self.planner.due(
+                self.wal.segments(),
+                tail,
+                self._known_position(tail),
+                force=force,
+                waiting_since=self._waiting_since,
+            )
+        )
+
+    def _offload_due(
+        self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
+    ) -> TopicRecord:
+        """Uploads the ledgers that are due, unless an offload waits, which would do the same."""
+        planned = self.planned_ledgers(record.tail, force=force)
+        if not planned:
+            return record
+        alone = self._offloads.acquire(blocking=False)
+        try:
+            if alone or force:
+                self._offload(self._within_batch(planned, force=force), done)
+            else:
+                self.unfinished = True
+        finally:
+            if alone:
+                self._offloads.release()
+        return self.record()
+
+    def _within_batch(self, planned: list[PlannedObject], *, force: bool) -> list[PlannedObject]:
+        kept: list[PlannedObject] = []
+        batch = 0
+        for each in planned:
+            batch += each.size
+            if self._exceeds_batch(batch, each, force=force):
+                break
+            kept.append(each)
+        return kept
+
+    def _offload(self, planned: list[PlannedObject], done: list[ObjectDescriptor]) -> None:
+        first: ForebayError | None = None
+        for each in planned:
+            try:
+                self._offload_one(each, done)
+            except (LogClosed, TopicFenced):
+                raise
+            except ForebayError as error:
+                if self.record().start_offset >= each.next_offset:
+                    continue  # it was deleted meanwhile: nobody misses its ledger
+                event(_log, logging.ERROR, "ledger not offloaded", topic=self.topic, error=error)
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _offload_one(self, planned: PlannedObject, done: list[ObjectDescriptor]) -> None:
+        record = self.record()
+        if planned.next_offset <= record.tail:
+            return  # another process has committed it
+        if planned.start_offset != record.tail:
+            self._write_ahead(planned)
+            return
+        try:
+            self._upload(planned, done)
+        except CommitRefused:
+            if self.record().tail <= planned.start_offset:
+                raise
+
+    def _write_ahead(self, planned: PlannedObject) -> None:
+        """Writes a ledger that cannot be committed yet: the chain does not reach it."""
+        ledgers = self.catalog.ledgers(self.topic)
+        known = ledgers.attempt_at(planned.start_offset)
+        if known is not None and known.descriptor is not None and known.span == planned.span:
+            return
+        store = self.ports.store
+        task = engine.intend(self.catalog, self.topic, self.epoch, planned, store=store)
+        try:
+            uploaded = engine.upload(self.ports, self.source, task, self._require_going)
+            ledgers.written(uploaded.descriptor)
+        except ForebayError:
+            self._remove(task.intent)
+            raise
+
+    def _commit_written(
+        self, planned: PlannedObject, done: list[ObjectDescriptor]
+    ) -> TopicRecord | None:
+        """Commits a ledger that was written ahead; None if there is none, or not a good one."""
+        task = engine.take_over(self.catalog, self.topic, self.epoch, planned)
+        if task is None:
+            return None
+        try:
+            uploaded = engine.upload(self.ports, self.source, task)
+        except CorruptLog:
+            return None  # it is removed, and written again
+        return self.commit(task.intent, uploaded, planned.end, done)
 
     def stop(self) -> None:
         """Lets no new cycle begin, and ends a running one at its next step. Does not wait."""
@@ -286,14 +417,29 @@ class Uploader:
             raise
 
     def _upload_whole(self, planned: PlannedObject, done: list[ObjectDescriptor]) -> TopicRecord:
-        task = engine.intend(self.catalog, self.topic, self.epoch, planned)
+        if planned.ledger and (record := self._commit_written(planned, done)) is not None:
+            return record
+        store = self.ports.store
+        task = engine.intend(self.catalog, self.topic, self.epoch, planned, store=store)
         try:
             uploaded = engine.upload(self.ports, self.source, task, self._require_going)
-        except CorruptLog as error:
-            if not planned.holds(error):
-                set_aside(self.catalog, self.ports.store, self.topic, task.intent, error)
+        except ForebayError as error:
+            if planned.ledger:
+                self._remove(task.intent)
+            elif isinstance(error, CorruptLog) and not planned.holds(error):
+                set_aside(self.catalog, store, self.topic, task.intent, error)
             raise
-        return self.commit(task.intent, uploaded, planned.end, done)
+        try:
+            return self.commit(task.intent, uploaded, planned.end, done)
+        except (CommitRefused, TopicFenced):  # other errors may follow a commit that was made
+            if planned.ledger:
+                self._remove(task.intent)
+            raise
+
+    def _remove(self, intent: Intent) -> None:
+        """Removes what a failed attempt at a ledger left."""
+        store, object_id = self.ports.store, intent.object_id
+        remove_attempt(self.catalog, store, self.topic, object_id, certain=True)
 
     def commit(
         self, intent: Intent, uploaded: Uploaded, end: LogPosition, done: list[ObjectDescriptor]

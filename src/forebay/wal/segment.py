@@ -62,6 +62,11 @@ class Segment:
     def count(self) -> int:
         return self.end_offset - self.first_offset
 
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing will be added to it any more."""
+        return self.index is None
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentSet:

@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from forebay.errors import ServiceError
-from forebay.format.names import parse_topic
+from forebay.format.names import parse_ledger, parse_topic
 from forebay.limits import KIB
 from forebay.settings import (
     AdminSettings,
@@ -199,6 +199,28 @@ def test_a_subscription_that_blocks_is_an_alert(server: Served, visit: Visits) -
 
 
 # ---- looking closer ----
+
+
+def test_an_object_that_is_a_ledger_is_shown_as_one(server: Served, visit: Visits) -> None:
+    topic = server.store.topic(NAME)
+    fill(topic, 200)
+    frames = topic.upload()
+    topic.configure(format="pulsar")
+    fill(topic, 100)
+    ledger = topic.upload()[0]
+    name = parse_ledger(ledger.object_id)
+    assert name is not None
+    page = visit(server.url).page
+    expect_said(page, f"{len(frames) + 1} objects")
+    detail = page.locator(f"[data-topic='{NAME}'] .detail")
+    bar(page).focus()
+    for descriptor in frames:
+        page.keyboard.press("ArrowRight")
+        expect(detail).to_contain_text(f"Object {descriptor.object_id}")
+        expect(detail).not_to_contain_text("ledger of Pulsar")
+    page.keyboard.press("ArrowRight")
+    expect(detail).to_contain_text(f"Ledger {name.ledger_id}")
+    expect(detail).to_contain_text(f"{ledger.count} entries, {ledger.object_id}")
 
 
 def test_one_can_zoom_to_a_single_object_and_read_its_name(server: Served, visit: Visits) -> None:

@@ -61,6 +61,17 @@ def test_objects_are_verified_below_the_watermark() -> None:
     assert [each.tier for each in found] == ["verified", "object"]
 
 
+def test_a_ledger_is_told_from_objects_of_frames() -> None:
+    name = "00000000-0000-4000-8000-000000000000-ledger-9223372036854775807"
+    one = replace(stored(30, 60), object_id=name, format="pulsar", raw_size=2000)
+    other = replace(stored(60, 90), object_id=name[:-1] + "6", format="pulsar", raw_size=2000)
+    plain, first, second = object_spans([stored(0, 30), one, other], 90)
+    assert (plain.ledger, first.ledger) == (None, "9223372036854775807")
+    assert (first.codec, first.raw_bytes) == (None, None)
+    assert bounded([first, second], 0, 90, 1)[0].ledger == first.ledger
+    assert bounded([plain, first, second], 0, 90, 1)[0].ledger == "mixed"
+
+
 def test_compressed_objects_say_how_and_how_large_they_were_before() -> None:
     packed = replace(stored(30, 60), codec="zstd", raw_size=2000)
     plain, compressed = object_spans([stored(0, 30), packed], 60)

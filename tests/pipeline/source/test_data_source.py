@@ -212,8 +212,9 @@ def test_another_schema_is_refused(spark: SparkSession, data: Path) -> None:
     assert "is not that of the source" in failure(reader.load(str(data)))
 
 
-def test_the_module_that_spark_looks_up_imports_little() -> None:
-    program = "import pyspark_forebay, sys; print(*sorted(sys.modules))"
+@pytest.mark.parametrize("module", ["pyspark_forebay", "pyspark_forebay_pulsar"])
+def test_the_module_that_spark_looks_up_imports_little(module: str) -> None:
+    program = f"import {module}, sys; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )

@@ -124,7 +124,7 @@ class ServerFacts(Record, frozen=True):
     max_open_seconds: float | None
     max_object_bytes: Count
     max_object_messages: Count | None
-    deletion_lag_minutes: float
+    deletion_lag_minutes: float | None
     unready: str | None
     jobs: bool
     spark: DriverStatus | None

@@ -29,6 +29,7 @@ from forebay.admin.records import Count, OffsetRange, Record, Seconds
 from forebay.catalog.records import TopicRecord, ranges_within
 from forebay.config.topics import differing
 from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import parse_ledger
 from forebay.topic.describe import UploadedBy, kept_because, uploaded_by
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
@@ -67,6 +68,10 @@ class Span(Record, frozen=True, omit_defaults=True):
     ] = None
     raw_bytes: Annotated[
         Count | None, Meta(description="Bytes before compression; null if it is not compressed.")
+    ] = None
+    ledger: Annotated[
+        str | None,
+        Meta(description="The id of the Pulsar ledger that the object is; null if it is none."),
     ] = None
 
 
@@ -334,10 +339,17 @@ def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Spa
             each.size,
             each.created_at,
             codec=each.codec,
-            raw_bytes=each.raw_size,
+            raw_bytes=None if each.codec is None else each.raw_size,
+            ledger=_ledger_of(each),
         )
         for each in objects
     ]
+
+
+def _ledger_of(descriptor: ObjectDescriptor) -> str | None:
+    """The id as text: JavaScript's numbers are too small for some."""
+    name = parse_ledger(descriptor.object_id)
+    return None if name is None else str(name.ledger_id)
 
 
 def older_spans(state: TopicState) -> list[Span]:
@@ -430,6 +442,7 @@ def _joined(one: Span, other: Span) -> Span:
         merged=one.merged + other.merged,
         codec=codec,
         raw_bytes=None if codec is None else _raw_bytes(one) + _raw_bytes(other),
+        ledger=one.ledger if (one.ledger is None) == (other.ledger is None) else "mixed",
     )
 
 

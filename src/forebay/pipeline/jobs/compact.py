@@ -230,6 +230,8 @@ class CompactReport:
     """Groups for which the budget was too small."""
     left_bytes: int = 0
     """The bytes of these groups."""
+    left_ledgers: int = 0
+    """Ledgers of Pulsar in the topics. They are never merged: a broker knows them by their ids."""
 
     @property
     def ok(self) -> bool:
@@ -277,6 +279,7 @@ class CompactReport:
             "stored_after": self.stored_after,
             "left_groups": self.left_groups,
             "left_bytes": self.left_bytes,
+            "left_ledgers": self.left_ledgers,
             "rows": [asdict(row) for row in self.rows],
         }
 
@@ -441,6 +444,7 @@ class _Compaction:
     left_bytes: int = 0
     refused: Tally[TopicName] = field(default_factory=Tally)
     """Groups that somebody else changed before they were committed."""
+    ledgers: Tally[TopicName] = field(default_factory=Tally)
     _failed: dict[TopicName, set[str]] = field(default_factory=dict)
     """Objects that this run does not try again."""
     _given_up: set[TopicName] = field(default_factory=set)
@@ -474,6 +478,7 @@ class _Compaction:
             self.refused.total(),
             self.left_groups,
             self.left_bytes,
+            self.ledgers.total(),
         )
 
     # -- planning -------------------------------------------------------------------------------
@@ -506,6 +511,15 @@ class _Compaction:
         self.budget -= group.size
         return True
 
+    def _counting(
+        self, topic: TopicName, descriptors: Iterable[ObjectDescriptor]
+    ) -> Iterator[ObjectDescriptor]:
+        """Yields the descriptors, and counts the ledgers, which are left alone."""
+        self.ledgers[topic] = 0
+        for each in descriptors:
+            self.ledgers[topic] += each.is_ledger
+            yield each
+
     def _groups(self, topic: TopicName) -> Iterator[Group]:
         record = self.resources.catalog.record(topic)
         if record is None:
@@ -525,7 +539,7 @@ class _Compaction:
         return plan_groups(
             topic,
             record,
-            descriptors,
+            self._counting(topic, descriptors),
             Bounds(
                 uploader.object_bytes_max if target is None else target,
                 uploader.max_object_messages,

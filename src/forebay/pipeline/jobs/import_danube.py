@@ -818,9 +818,11 @@ class _TopicImport:
                 engine.commit(self._catalog, self._topic, task.intent, done.result)
 
     def _intended(self, epoch: int, planned: list[PlannedObject]) -> Iterator[_Transfer]:
+        store = self._resources.store
         for each in planned:
             files = self._plan.used(extent.seq for extent in each.extents)
-            yield _Transfer(files, engine.intend(self._catalog, self._topic, epoch, each))
+            task = engine.intend(self._catalog, self._topic, epoch, each, store=store)
+            yield _Transfer(files, task)
 
     def _record_gap(self, epoch: int, until: int) -> None:
         """Records the offsets from the tail to `until` as lost."""

@@ -42,6 +42,7 @@ from forebay.errors import (
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, parse_topic
 from forebay.logs import event
+from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
@@ -51,6 +52,7 @@ from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Renewal, Uploaded, UploadTask, set_aside
+from forebay.upload.ledgers import remove_attempt
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.segment import LogPosition, Segment
 
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _log: Final = logging.getLogger("forebay.pipeline")
+A_LEDGER: Final = "a ledger"
+"""In the row of a dry run, in place of a name: a ledger has none before it is begun."""
 _REFUSALS_MAX: Final = 5
 """How often a run plans a topic again because somebody else has changed its chain."""
 _MOVED: Final = (CommitRefused, TopicFenced, MissingData)
@@ -302,7 +306,9 @@ class ViewPlanner:
     def _due(
         self, record: TopicRecord, settings: UploaderSettings, *, force: bool
     ) -> Iterator[PlannedObject]:
-        planner = TopicPlanner(self.topic, self._source, settings, self._clock, whole_segments=True)
+        planner = TopicPlanner(
+            self.topic, self._source, settings, self._clock, whole_segments=True, owned=False
+        )
         return planner.due(
             self.view.segments(),
             record.tail,
@@ -397,6 +403,11 @@ class Offload:
         resources = self.store.resources()
         assert resources is not None, "a topic that was planned is in the catalog"
         return resources.catalog
+
+    def objects(self) -> CloudStore:
+        resources = self.store.resources()
+        assert resources is not None, "a topic that was planned is in the catalog"
+        return resources.store
 
     def correct(self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor) -> None:
         """Gives an object that was read back the descriptor that it should have."""
@@ -548,18 +559,21 @@ class _Run:
     def _intended(self, plan: TopicPlan) -> list[UploadTask]:
         """Records intents for the objects, up to the first one that is refused."""
         tasks: list[UploadTask] = []
-        catalog = self._offload.catalog()
+        catalog, store = self._offload.catalog(), self._offload.objects()
         try:
             for planned in plan.objects:
-                task = engine.intend(catalog, plan.topic, plan.epoch, planned, plan.log_id)
-                tasks.append(replace(task, settings=plan.settings))
+                task = engine.take_over(catalog, plan.topic, plan.epoch, planned)
+                task = task or engine.intend(
+                    catalog, plan.topic, plan.epoch, planned, plan.log_id, store=store
+                )
+                tasks.append(replace(task, settings=plan.settings, log_id=plan.log_id))
         except ForebayError as error:
             self._stopped(plan.topic, error)
         return tasks
 
     def _settle(self, topic: TopicName, results: list[tuple[Task, Done[Uploaded]]]) -> None:
         """Commits the uploaded objects in order, up to the first one that failed."""
-        for task, done in results:
+        for number, (task, done) in enumerate(results):
             if isinstance(task, ReadBackTask):
                 self._settle_read_back(task, done)
                 continue
@@ -569,17 +583,35 @@ class _Run:
                     raise done.error
                 self._commit(task, done.result)
             except ForebayError as error:
-                if not task.planned.holds(error):
-                    self._set_aside(task, error)
+                self._set_aside(task, error, written=done.result is not None)
+                self._keep_written(results[number + 1 :])
                 self._stopped(topic, error, task.planned)
                 return
         if topic in self._damage:
             self._fail(topic, self._damage.pop(topic))
 
-    def _set_aside(self, task: UploadTask, error: ForebayError) -> None:
-        resources = self._offload.store.resources()
-        assert resources is not None, "the topic has a catalog"
-        set_aside(resources.catalog, resources.store, task.topic, task.intent, error)
+    def _keep_written(self, results: list[tuple[Task, Done[Uploaded]]]) -> None:
+        """Records which ledgers after one that failed were written: they need no second upload."""
+        catalog = self._offload.catalog()
+        for task, done in results:
+            if isinstance(task, ReadBackTask) or not task.planned.ledger:
+                continue
+            try:
+                if done.result is None:
+                    assert done.error is not None
+                    raise done.error
+                catalog.ledgers(task.topic).written(done.result.descriptor)
+            except ForebayError as error:
+                self._set_aside(task, error)
+
+    def _set_aside(self, task: UploadTask, error: ForebayError, *, written: bool = False) -> None:
+        catalog, store = self._offload.catalog(), self._offload.objects()
+        if task.planned.ledger:
+            # After an outage during the commit, nobody knows whether it was made.
+            if not (written and isinstance(error, ServiceUnavailable)):
+                remove_attempt(catalog, store, task.topic, task.intent.object_id)
+        elif not task.planned.holds(error):
+            set_aside(catalog, store, task.topic, task.intent, error)
 
     def _settle_read_back(self, task: ReadBackTask, done: Done[Uploaded]) -> None:
         try:
@@ -619,7 +651,8 @@ class _Run:
             or record.tail != task.planned.start_offset
         ):
             raise fenced(topic, task.intent.epoch, record)
-        intent = catalog.intend(topic, record.epoch, task.planned.name)
+        name = task.intent.object_id if task.planned.ledger else task.planned.name
+        intent = catalog.intend(topic, record.epoch, name)
         if intent.object_id != task.intent.object_id:
             catalog.withdraw(topic, intent.object_id, intent.token)
             raise fenced(topic, task.intent.epoch, record.epoch)
@@ -663,8 +696,9 @@ def _row(topic: TopicName, uploaded: Uploaded) -> OffloadRow:
 
 def _planned_row(topic: TopicName, planned: PlannedObject) -> OffloadRow:
     name = planned.name
+    shown = A_LEDGER if planned.ledger else str(name)
     count = planned.next_offset - planned.start_offset
-    return OffloadRow(str(topic), str(name), name.start, name.end, count, planned.size, 0.0, None)
+    return OffloadRow(str(topic), shown, name.start, name.end, count, planned.size, 0.0, None)
 
 
 def _failed_row(topic: TopicName, error: ForebayError) -> OffloadRow:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from forebay.catalog.catalog import Catalog
 from forebay.catalog.job_state import began_here, origin
 from forebay.catalog.records import TopicRecord, messages_between
 from forebay.errors import ForebayError, LostOffsets, UsageError
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_Commit: TypeAlias = Callable[[SinkBatch, Sequence[Part]], Committed]
+Commit: TypeAlias = Callable[[SinkBatch, Sequence[Part]], Committed]
 _PIECE_BYTES: Final = 32 * MIB
 _COLUMNS: Final = ("key", "value", "headers")
 _PLAIN: Final = "replay"
@@ -292,7 +293,10 @@ class _Replay:
             label=f"replay {wanted.topic}",
             progress=progress,
         )
-        with self._owner(state) as commit:
+        source = str(self._view.topic)
+        with target_owner(
+            self._resources, self._into, self._sink, state, "replay", source
+        ) as commit:
             for batch, pieces in self._batches(rest, begun, waves.bytes_max()):
                 try:
                     row = self._batch(batch, _tasks(pieces, executor.slots()), commit, waves)
@@ -301,51 +305,12 @@ class _Replay:
                     return
                 yield row
 
-    @contextmanager
-    def _owner(self, state: SinkState | None) -> Iterator[_Commit]:
-        """Yields a function that commits a batch.
-
-        It commits through the server if one runs. Otherwise this process owns the target until the
-        block ends.
-        """
-        server = serving(self._settings)
-        if server is not None:
-            self._require_remembered(None, state)
-            yield partial(commit_through, server)
-            return
-        with LocalTopicWriter(self._settings) as writer:
-            self._require_remembered(writer, state)
-            yield partial(commit_batch, writer, self._resources.catalog, self._resources.store)
-
     def _require_all_of_the_begun(self, wanted: OffsetRange, state: SinkState | None) -> None:
         """Raises UsageError if the range ends inside a batch that an earlier run began."""
         if state is not None and not state.done and state.batch > wanted.end:
             raise UsageError(
                 f"an earlier replay of {wanted.topic} to offset {state.batch} did not finish, and "
                 f"this one ends at {wanted.end}: choose {state.batch} or later as the end"
-            )
-
-    def _require_remembered(self, writer: TopicWriter | None, state: SinkState | None) -> None:
-        """Raises UsageError if the target was restored and the state may be outdated."""
-        catalog = self._resources.catalog
-        if writer is not None:
-            writer.end(self._into)
-        elif catalog.record(self._into) is None:
-            return  # the target does not exist yet
-        came_from = origin(catalog, self._into)
-        if began_here(came_from) or (state is not None and state.origin == came_from):
-            return
-        if writer is None:
-            raise UsageError(
-                f"{self._into} was restored, so a replay must search its messages for those of "
-                "earlier replays: stop the server, and run the replay without it"
-            )
-        last = writer.last(self._into, self._sink, 0 if state is None else state.offset)
-        if last is not None and (state is None or state.done or last.batch != state.batch):
-            raise UsageError(
-                f"{self._into} was restored after a replay of {self._view.topic} appended to it, "
-                "and it is unknown how far that replay got: compare the two topics, then replay "
-                "the rest with another start, or everything again with another sink id"
             )
 
     def _batches(
@@ -390,7 +355,7 @@ class _Replay:
         self,
         batch: OffsetRange,
         tasks: Sequence[ReplayTask],
-        commit: _Commit,
+        commit: Commit,
         waves: Waves[ReplayTask, Part],
     ) -> ReplayRow:
         done = [each for _task, each in waves.run(tasks)]
@@ -404,6 +369,61 @@ class _Replay:
         committed = commit(number, parts)
         size = sum(task.size for task in tasks)
         return _row(batch, appended=committed.appended, known=committed.known, size=size)
+
+
+@contextmanager
+def target_owner(
+    resources: StoreResources,
+    into: TopicName,
+    sink: str,
+    state: SinkState | None,
+    what: str,
+    source: str,
+) -> Iterator[Commit]:
+    """Yields a function that commits batches of the sink to the topic `into`.
+
+    It commits through the server if one runs. Otherwise this process owns the topic until the block
+    ends. Raises UsageError if the topic was restored, so that `state` may be outdated. `what` is
+    the job, and `source` what it copies, in errors.
+    """
+    server = serving(resources.settings)
+    if server is not None:
+        _require_remembered(resources.catalog, None, into, sink, state, what, source)
+        yield partial(commit_through, server)
+        return
+    with LocalTopicWriter(resources.settings) as writer:
+        _require_remembered(resources.catalog, writer, into, sink, state, what, source)
+        yield partial(commit_batch, writer, resources.catalog, resources.store)
+
+
+def _require_remembered(
+    catalog: Catalog,
+    writer: TopicWriter | None,
+    into: TopicName,
+    sink: str,
+    state: SinkState | None,
+    what: str,
+    source: str,
+) -> None:
+    if writer is not None:
+        writer.end(into)
+    elif catalog.record(into) is None:
+        return  # the target does not exist yet
+    came_from = origin(catalog, into)
+    if began_here(came_from) or (state is not None and state.origin == came_from):
+        return
+    if writer is None:
+        raise UsageError(
+            f"{into} was restored, so a job of the kind {what} must search its messages for those "
+            "of earlier runs: stop the server, and run it without one"
+        )
+    last = writer.last(into, sink, 0 if state is None else state.offset)
+    if last is not None and (state is None or state.done or last.batch != state.batch):
+        raise UsageError(
+            f"{into} was restored after a {what} of {source} appended to it, and it is unknown how "
+            f"far that {what} got: compare the two, then {what} the rest in another way, or "
+            "everything again into another topic or with another sink id"
+        )
 
 
 def _left(wanted: OffsetRange, state: SinkState | None) -> tuple[OffsetRange, OffsetRange]:

@@ -57,11 +57,15 @@ SPARK_TYPES: dict[str, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the format `forebay` in the session. Needed only if Spark does not find it by name.
+    """Registers the formats `forebay` and `pulsar-offload` in the session.
 
-    Spark finds it where the module `pyspark_forebay` can be imported.
+    Needed only if Spark does not find them by name. It finds them where the modules
+    `pyspark_forebay` and `pyspark_forebay_pulsar` can be imported.
     """
+    from forebay.pipeline.pulsar.data_source import PulsarDataSource
+
     spark.dataSource.register(ForebayDataSource)
+    spark.dataSource.register(PulsarDataSource)
 
 
 def scan_schema(options: ScanOptions) -> StructType:

@@ -241,7 +241,7 @@ def _require_ascending(starting: Offsets, ending: Offsets, times: tuple[int | No
 
 def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
     """Parses the options; UsageError or InvalidTopicName, which say what to write instead."""
-    given = _Given(options)
+    given = GivenOptions(options)
     _refuse_unknown(options)
     topics, pattern = _subscription(given)
     starting, starting_time = _start(given, streaming=streaming)
@@ -273,7 +273,7 @@ def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> Scan
 # ---- single values
 
 
-class _Given:
+class GivenOptions:
     """The options by name, case-insensitive. Its methods raise UsageError for a bad value."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -346,7 +346,7 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
 # ---- what to read
 
 
-def _subscription(given: _Given) -> tuple[tuple[TopicName, ...], str | None]:
+def _subscription(given: GivenOptions) -> tuple[tuple[TopicName, ...], str | None]:
     names, pattern = given.listed("subscribe"), given.text("subscribePattern")
     if (names is None) == (pattern is None):
         raise UsageError(
@@ -370,7 +370,7 @@ def _matches(pattern: str, topic: TopicName) -> bool:
     return any(re.fullmatch(pattern, name) for name in spelled)
 
 
-def _start(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
+def _start(given: GivenOptions, *, streaming: bool) -> tuple[Offsets, int | None]:
     text, time = given.text("startingOffsets"), given.number("startingTimestamp")
     if text is not None and time is not None:
         raise UsageError("give startingOffsets or startingTimestamp, not both")
@@ -385,7 +385,7 @@ def _start(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
     return found, None
 
 
-def _end(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
+def _end(given: GivenOptions, *, streaming: bool) -> tuple[Offsets, int | None]:
     text, time = given.text("endingOffsets"), given.number("endingTimestamp")
     if streaming and (text is not None or time is not None):
         name = "endingTimestamp" if text is None else "endingOffsets"
@@ -407,10 +407,10 @@ def _end(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """The columns that the options choose, in order; the default ones for the options of a sink."""
-    return _columns(_Given(options))
+    return _columns(GivenOptions(options))
 
 
-def _columns(given: _Given) -> tuple[str, ...]:
+def _columns(given: GivenOptions) -> tuple[str, ...]:
     headers = given.flag("includeHeaders", default=False)
     names = given.listed("columns")
     if names is None:

@@ -83,7 +83,7 @@ def scan_pieces(
     """Yields the frames of consecutive pieces of one topic, as `_neighbours` groups them."""
     first = pieces[0]
     if first.descriptor is not None:
-        if resources.objects_are_files and first.descriptor.codec is None:
+        if resources.objects_are_files and not first.descriptor.encoded:
             yield from _local_frames(resources, pieces, chunks or ChunkReader(CHUNK_BYTES))
         else:
             yield from _object_frames(resources, pieces)
@@ -142,7 +142,7 @@ def _frames_of_second_plan(resources: StoreResources, pieces: Sequence[Piece]) -
 
 
 def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Groups consecutive pieces in objects, compressed ones apart from others.
+    """Groups consecutive pieces in objects, compressed ones and ledgers apart from others.
 
     Each piece in a segment is a separate group.
     """
@@ -151,7 +151,7 @@ def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     for before, piece in pairwise(listed):
         follows = before.topic == piece.topic and before.next == piece.first
         both = before.descriptor is not None and piece.descriptor is not None
-        if follows and both and _codec(before) == _codec(piece):
+        if follows and both and _form(before) == _form(piece):
             neighbours.append(piece)
         else:
             yield neighbours
@@ -160,8 +160,9 @@ def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield neighbours
 
 
-def _codec(piece: Piece) -> str | None:
-    return None if piece.descriptor is None else piece.descriptor.codec
+def _form(piece: Piece) -> tuple[str | None, str | None]:
+    each = piece.descriptor
+    return (None, None) if each is None else (each.codec, each.format)
 
 
 class PlannedSource:

@@ -23,8 +23,18 @@ export function title(span) {
     case "memory": return span.state === "not synced" ? "In memory, not synced yet" : "In memory";
     case "segment": return many > 1 ? plural(many, "segment") + " from " + span.name + " on" : "Segment " + span.name;
     case "gap": return (GAP_TITLES[span.state] || "Gaps") + (many > 1 ? ": " + plural(many, "range") : "");
-    default: return many > 1 ? plural(many, "object") + " from " + span.name + " on" : "Object " + span.name;
+    default: return objectTitle(span, many);
   }
+}
+
+function objectTitle(span, many) {
+  if (isLedger(span)) return many > 1 ? plural(many, "ledger") + " from " + span.ledger + " on" : "Ledger " + span.ledger;
+  return many > 1 ? plural(many, "object") + " from " + span.name + " on" : "Object " + span.name;
+}
+
+// Of objects that were joined, some may be ledgers.
+function isLedger(span) {
+  return span.ledger !== undefined && span.ledger !== "mixed";
 }
 
 const STATES = {
@@ -57,6 +67,7 @@ export function facts(span) {
   const messages = span.end - span.start;
   const found = [["offsets", count(span.start) + " – " + count(span.end - 1) + ", " + plural(messages, span.tier === "gap" ? "offset" : "message")]];
   if (span.bytes !== undefined) found.push(["size", bytes(span.bytes)]);
+  if (isLedger(span)) found.push(["ledger of Pulsar", plural(messages, "entry", "entries") + ((span.merged || 1) > 1 ? "" : ", " + span.name)]);
   if (span.codec !== undefined) found.push(["compressed", span.codec + ", " + bytes(span.raw_bytes || 0) + " before"]);
   const state = (STATES[span.tier] || {})[span.state] || span.state;
   found.push(["state", state]);

@@ -1,0 +1,1 @@
+"""`spark.read.format("pulsar-offload")`: ledgers that Pulsar offloaded, straight from a bucket."""
