@@ -322,6 +322,36 @@ async def test_an_enforced_topic_takes_only_messages_of_its_schema(
     await producer.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "definition", "good", "bad"),
+    [
+        (SchemaType.AVRO, b'{"type": "array", "items": "string"}', b"\x02\x02a\x00", b"\x02\x02"),
+        (
+            SchemaType.PROTOBUF,
+            b'syntax = "proto3"; message M { string a = 1; }',
+            b"\x0a\x01x",
+            b"\x0a\x05x",
+        ),
+        (SchemaType.STRING, b"text", "ä".encode(), b"\xff"),
+        (SchemaType.NUMBER, b"number", b"-1.5e3", b"many"),
+    ],
+)
+async def test_payloads_of_every_kind_are_checked(
+    danube: DanubeUser, kind: SchemaType, definition: bytes, good: bytes, bad: bytes
+) -> None:
+    client = await danube.client()
+    await registered(client.schema(), definition=definition, kind=kind)
+    producer = await producer_with(client, "with_schema_subject", "orders")
+    await within(
+        client.schema().configure_topic_schema(
+            TOPIC, "orders", "enforce", enable_payload_validation=True
+        )
+    )
+    await within(producer.send(good))
+    assert await status_of(producer.send(bad)) is grpc.StatusCode.INVALID_ARGUMENT
+    await producer.close()
+
+
 async def test_the_registry_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         client = await broker.user.client()
