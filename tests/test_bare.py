@@ -130,6 +130,7 @@ PROVIDERS: Final = {
     "danube": "danube-client",
     "google": "protobuf",
     "grpc": "grpcio",
+    "jsonschema_rs": "jsonschema-rs",
     "yaml": "pyyaml",
 }
 """Packages whose distributions have other names."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FILES = ("src/forebay/broker/danube.proto", "src/forebay/broker/streams.proto")
+FILES = tuple(f"src/forebay/broker/{name}.proto" for name in ("danube", "schemas", "streams"))
 HEAD = "# mypy: ignore-errors\n"
 STUB_HEAD = "# mypy: disable-error-code=type-arg\n"
 

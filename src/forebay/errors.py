@@ -10,6 +10,12 @@
     │   ├── SubscriptionBusy     other consumers use it, and do not allow this one
     │   ├── TopicConflict        a topic is either partitioned or not
     │   ├── TopicKindConflict
+    │   ├── InvalidSchema        fix the definition of the schema
+    │   ├── UnknownSchema
+    │   ├── IncompatibleSchema   change the schema, or the mode of its subject
+    │   ├── SchemaMismatch       send what the topic's schema says
+    │   ├── InvalidPayload       fix the payload of the message
+    │   ├── SchemasNotInstalled  install the library of this kind of schema
     │   ├── InvalidPosition      no ledger of the topic has it
     │   └── MessageTooLarge
     ├── OutOfSequence         send the messages of an idempotent producer from `expected` on
@@ -122,6 +128,30 @@ class TopicConflict(UsageError):
 
 class TopicKindConflict(UsageError):
     """The topic exists as the other kind: one is stored, the other is not."""
+
+
+class InvalidSchema(UsageError):
+    """The definition of a schema is not valid, or too large or too deep."""
+
+
+class UnknownSchema(UsageError):
+    """There is no such subject, or no such version of it."""
+
+
+class IncompatibleSchema(UsageError):
+    """The schema breaks the compatibility mode of its subject."""
+
+
+class SchemaMismatch(UsageError):
+    """A producer or a message names no schema, or another one than the topic has."""
+
+
+class InvalidPayload(UsageError):
+    """The payload of a message is not as the schema of the topic says."""
+
+
+class SchemasNotInstalled(UsageError):
+    """The library of this kind of schema is not installed: `pip install 'forebay[schemas]'`."""
 
 
 class InvalidPosition(UsageError):

@@ -157,6 +157,38 @@ CONSUMER_NAME_BYTES_MAX: Final = 256
 CONSUMER_FILTERS_MAX: Final = 64
 CONSUMER_FILTER_BYTES_MAX: Final = 256
 
+SCHEMA_SUBJECT_BYTES_MAX: Final = 256
+SCHEMA_BYTES_MAX: Final = 256 * KIB
+"""The largest definition of a schema."""
+SCHEMA_DEPTH_MAX: Final = 64
+"""How deep the definition of a schema, and a payload that is checked, may be nested."""
+SCHEMA_NODES_MAX: Final = 20_000
+"""The most parts of a schema: types, fields, subschemas."""
+SCHEMA_STEPS_MAX: Final = 200_000
+"""Steps of a comparison of two schemas: one or two seconds."""
+PAYLOAD_STEPS: Final = 10_000
+PAYLOAD_STEPS_PER_BYTE: Final = 4
+"""Steps of a check of a payload in Avro. An array of nothings has items without bytes."""
+SCHEMA_VERSIONS_MAX: Final = 1000
+"""The most versions of a subject at a time; delete old ones."""
+SCHEMA_VERSION_MAX: Final = 2**32 - 1
+SCHEMA_TEXT_BYTES_MAX: Final = 4 * KIB
+"""The description of a version; its creator and each tag have at most 256 bytes."""
+SCHEMA_NAME_BYTES_MAX: Final = 256
+SCHEMA_TAGS_MAX: Final = 32
+SCHEMA_ROW_BYTES_MAX: Final = 512 * KIB
+"""A row of a schema in the catalog."""
+SCHEMAS_PAGE: Final = 16
+"""The most rows of schemas that one range query of the catalog returns."""
+SCHEMAS_CACHED_MAX: Final = 256
+"""Compiled schemas that a process keeps."""
+PAYLOAD_CHECK_BYTES_MAX: Final = 1 * MIB
+"""The largest payload that is checked against a schema."""
+PAYLOAD_CHECK_COST_MAX: Final = 64 * MIB
+"""Bytes of a JSON payload times how often its schema looks at one place at most."""
+SCHEMA_COMPILE_SECONDS: Final = 10.0
+"""How long the compiler of Protobuf may take."""
+
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """The maximum size of a state that a job stores for a topic in the catalog."""
 
@@ -323,3 +355,11 @@ assert (
     <= SUBSCRIPTION_BYTES_MAX
     <= CATALOG_VALUE_BYTES_MAX
 )  # one consumer always fits; JSON makes at most 6 bytes of one
+assert (
+    SCHEMA_BYTES_MAX * 4 // 3
+    + 6 * (SCHEMA_TEXT_BYTES_MAX + (SCHEMA_TAGS_MAX + 2) * SCHEMA_NAME_BYTES_MAX)
+    + KIB
+    <= SCHEMA_ROW_BYTES_MAX
+    <= CATALOG_VALUE_BYTES_MAX
+)  # in base64, and JSON makes at most 6 bytes of one
+assert SCHEMA_VERSIONS_MAX * 128 + 6 * SCHEMA_SUBJECT_BYTES_MAX + KIB <= SCHEMA_ROW_BYTES_MAX

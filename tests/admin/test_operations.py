@@ -130,8 +130,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         topic.upload()
         topic.append(b"more", routing_key="key", durability="synced")
         server.client.json("PUT", "/v1/topics/default/orders/subscriptions/billing")
+        server.client.json("POST", "/v1/schemas/subjects/value", value=STRING_SCHEMA)
+        server.client.json("PUT", "/v1/topics/default/orders/schema", value={"subject": "value"})
         server.context.jobs = OneJob()
         yield server
+
+
+STRING_SCHEMA: Final = {"type": "string", "definition": "text"}
 
 
 class OneJob:
@@ -183,6 +188,10 @@ def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
         "configureTopic": b'{"values":{"rolling":false}}',
         "seekSubscription": b'{"start":0}',
         "skipMessages": b'{"messages":1}',
+        "registerSchema": json.dumps(STRING_SCHEMA).encode(),
+        "checkSchema": json.dumps({"subject": "value", **STRING_SCHEMA}).encode(),
+        "setSchemaMode": b'{"mode":"full"}',
+        "setTopicSchema": b'{"subject":"value"}',
     }
     bodies["forgetBatch"] = json.dumps(
         {"sink_id": "s", "batch": 0, "named": False, "parts": []}
@@ -192,6 +201,7 @@ def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
         for operation in endpoint.operations:
             path = re.sub(r"\{(\w+)\}", lambda at: values[at[1]], endpoint.documented_path)
             path += "?topic=orders" if operation.name == "spans" else ""
+            path += "?version=1" if operation.name == "deleteSchemaVersion" else ""
             kinds = [reply.kind for reply in operation.replies.values()]
             if isinstance(kinds[0], type) and issubclass(kinds[0], Record):
                 body = bodies.get(operation.name, b"")
@@ -287,6 +297,8 @@ THERE: Final = {
     "id": "1",
     "name": "index.html",
     "subscription": "billing",
+    "subject": "value",
+    "schema": "1",
 }
 """Parameters whose values the server has something for."""
 CHECKS: Final = [

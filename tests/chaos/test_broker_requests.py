@@ -13,7 +13,15 @@ import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from forebay.broker import consumers, discovery, producers, streams, streams_pb2
+from forebay.broker import (
+    consumers,
+    discovery,
+    producers,
+    schemas,
+    schemas_pb2,
+    streams,
+    streams_pb2,
+)
 from forebay.broker import danube_pb2 as pb
 from forebay.broker.calls import Calls, Gate
 from forebay.broker.context import BrokerContext
@@ -56,6 +64,19 @@ METHODS: Final[dict[str, Any]] = {
     "danube.Discovery/TopicPartitions": pb.TopicLookupRequest,
     "danube.HealthCheck/HealthCheck": pb.HealthCheckRequest,
     "danube.StorageService/ListSegmentDescriptors": pb.ListSegmentDescriptorsRequest,
+    "danube_schema.SchemaRegistry/RegisterSchema": schemas_pb2.RegisterSchemaRequest,
+    "danube_schema.SchemaRegistry/GetSchema": schemas_pb2.GetSchemaRequest,
+    "danube_schema.SchemaRegistry/GetLatestSchema": schemas_pb2.GetLatestSchemaRequest,
+    "danube_schema.SchemaRegistry/ListVersions": schemas_pb2.ListVersionsRequest,
+    "danube_schema.SchemaRegistry/CheckCompatibility": schemas_pb2.CheckCompatibilityRequest,
+    "danube_schema.SchemaRegistry/DeleteSchemaVersion": schemas_pb2.DeleteSchemaVersionRequest,
+    "danube_schema.SchemaRegistry/SetCompatibilityMode": schemas_pb2.SetCompatibilityModeRequest,
+    "danube_schema.SchemaRegistry/ConfigureTopicSchema": schemas_pb2.ConfigureTopicSchemaRequest,
+    "danube_schema.SchemaRegistry/UpdateTopicValidationPolicy": (
+        schemas_pb2.UpdateTopicValidationPolicyRequest
+    ),
+    "danube_schema.SchemaRegistry/GetTopicSchemaConfig": schemas_pb2.GetTopicSchemaConfigRequest,
+    "danube_schema.SchemaRegistry/ListSubjects": schemas_pb2.ListSubjectsRequest,
     "forebay.Streams/ProduceStream": streams_pb2.ProduceRequest,
     "forebay.Streams/FetchStream": streams_pb2.FetchRequest,
 }
@@ -189,7 +210,7 @@ def test_the_fuzz_knows_every_method() -> None:
 
     found = Named()
     with Store(StoreSettings(data=None)) as store:
-        for each in (producers, consumers, discovery, streams):
+        for each in (producers, consumers, discovery, schemas, streams):
             each.services(BrokerContext(store, "127.0.0.1:1"), found)
     missing = found.names - {each.split("/")[1] for each in METHODS}
     assert not missing, "add them to METHODS"

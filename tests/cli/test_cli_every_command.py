@@ -37,6 +37,10 @@ WORKS: Final[Mapping[str, tuple[list[str], str]]] = {
         ["create", "orders", "billing"],
         "/default/orders: billing was created; it is at 100\n",
     ),
+    "schemas": (
+        ["register", "s", "{data}/../notes.txt", "--type", "string"],
+        "s: version 1 was registered, id 1\n",
+    ),
     "describe": (["orders"], "  uploaded   60\n"),
     "explain": (["orders", "70"], "/default/orders, offset 70: stored\n"),
     "offload": (["orders", "--dry-run"], "would upload 1 objects with 40 messages"),
@@ -97,6 +101,14 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
         (["surplus"], "No such command 'surplus'"),
         (["list", "absent"], "there is no topic /default/absent"),
         (["seek", "orders", "absent", "--latest"], "has no subscription 'absent'"),
+    ],
+    "schemas": [
+        (["surplus"], "No such command 'surplus'"),
+        (["show", "absent"], "there is no subject 'absent'"),
+        (["register", "s", "{tmp}/notes.txt"], "does not say what it is: give --type"),
+        (["register", "s", "{tmp}/notes.txt", "--type", "avro"], "the Avro schema is not JSON"),
+        (["topic", "orders"], "/default/orders has no schema"),
+        (["topic", "orders", "--policy", "maybe"], "is not one of"),
     ],
     "describe": [(["absent"], "there is no topic /default/absent")],
     "explain": [

@@ -6,6 +6,7 @@ together here by hand, field by field, and never with the encoder that is under 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import fields, replace
 from typing import Final
 from zlib import crc32
@@ -65,6 +66,17 @@ from forebay.format.pulsar.entry import decode_entry
 from forebay.format.pulsar.frames import EntryAssembler, FramePacker
 from forebay.format.pulsar.index import decode_index as decode_ledger_index
 from forebay.format.pulsar.index import encode_index as encode_ledger_index
+from forebay.format.schema import (
+    SubjectRow,
+    TopicSchemaRow,
+    VersionRow,
+    decode_subject,
+    decode_topic_schema,
+    decode_version,
+    encode_subject,
+    encode_topic_schema,
+    encode_version,
+)
 from forebay.limits import MIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
@@ -447,6 +459,24 @@ def test_the_catalog_document_shows_what_is_left_of_a_deleted_topic() -> None:
     )
     assert decode_record(data, TopicRecord, "the document") == record
     assert encode_record(record) == data
+
+
+def test_the_catalog_document_shows_a_schema_and_the_topic_that_has_it() -> None:
+    fingerprint = hashlib.sha256(b'avro\0"long"').hexdigest()
+    data = block("catalog.md", 6)
+    subject = SubjectRow("orders", 1, "backward", 3, ((2, fingerprint),))
+    assert decode_subject(data, "the document") == subject
+    assert encode_subject(subject) == data
+    data = block("catalog.md", 7)
+    version = VersionRow(
+        "orders", 2, "avro", b'"long"', fingerprint, "", 1_700_000_000_000, "ann", ("eu",)
+    )
+    assert decode_version(data, "the document") == version
+    assert encode_version(version) == data
+    data = block("catalog.md", 8)
+    row = TopicSchemaRow("orders", "enforce", payload=True)
+    assert decode_topic_schema(data, "the document") == row
+    assert encode_topic_schema(row) == data
 
 
 def test_the_names_document_shows_a_topics_bytes() -> None:

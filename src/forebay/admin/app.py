@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay import __version__, metrics
-from forebay.admin import executors, jobs, messages, sink_commits, subscriptions, topics
+from forebay.admin import executors, jobs, messages, schemas, sink_commits, subscriptions, topics
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import (
     Refused,
@@ -112,6 +112,7 @@ def build_app(context: ServerContext) -> Starlette:
         *messages.routes(context),
         *topics.routes(context),
         *subscriptions.routes(context),
+        *schemas.routes(context),
         *jobs.routes(context),
         *executors.routes(context),
         *sink_commits.routes(context),

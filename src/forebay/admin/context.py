@@ -14,12 +14,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forebay.admin.page.schemas import PageSchemas
 from forebay.admin.page.subscriptions import PageSubscriptions
 from forebay.admin.page.watch import Watch
 from forebay.admin.response import ResponseMemory
 from forebay.dispatch.gauges import SubscriptionGauges
 from forebay.dispatch.registry import Registry
 from forebay.format.names import TopicName
+from forebay.schemas.guard import SchemaGuard
+from forebay.schemas.registry import SchemaRegistry
 from forebay.settings import StoreSettings
 from forebay.topic.store import Store, Topic
 
@@ -49,8 +52,11 @@ class ServerContext:
     """The URL of the gRPC server; None for a server without a broker."""
     registry: Registry = field(init=False)
     """The subscriptions, which the broker delivers, if there is one."""
+    guard: SchemaGuard = field(init=False)
+    """What the process knows of the schemas of topics."""
     gauges: SubscriptionGauges = field(init=False)
     page_subscriptions: PageSubscriptions = field(init=False)
+    page_schemas: PageSchemas = field(init=False)
     watch: Watch = field(init=False)
     """What the page shows besides the present state: history, log events, the store probe."""
     response_memory: ResponseMemory = field(init=False)
@@ -58,7 +64,9 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.registry = Registry(self.store, self.settings.broker)
+        self.guard = SchemaGuard(SchemaRegistry(self.store.catalog))
         self.gauges = SubscriptionGauges(self.store, self.registry)
+        self.page_schemas = PageSchemas(self.guard.registry, stored=self.store.catalog is not None)
         self.page_subscriptions = PageSubscriptions(self.store, self.registry)
         self.watch = Watch(self.store)
         self.response_memory = ResponseMemory(self.settings.admin)

@@ -199,6 +199,8 @@ class ProduceHandler:
         )
         try:
             with nothing_taken():
+                if self._context.guard.is_free(name) is not True:
+                    await asyncio.to_thread(self._context.guard.require_free, name)
                 new = await self._parse(await body.read(), query, lines=lines)
                 topic = self._context.store.opened(str(name))
                 if topic is None:

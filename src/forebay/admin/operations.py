@@ -23,7 +23,7 @@ from starlette.routing import Route
 from forebay.admin.errors import Error, ErrorFields
 from forebay.admin.records import JSON, Offset, Record
 from forebay.admin.request import query_schema
-from forebay.limits import SUBSCRIPTION_NAME_BYTES_MAX
+from forebay.limits import SCHEMA_SUBJECT_BYTES_MAX, SUBSCRIPTION_NAME_BYTES_MAX
 
 Json: TypeAlias = dict[str, Any]
 BYTES: Final = "application/octet-stream"
@@ -120,6 +120,11 @@ PATH_PARAMETERS: Final[Mapping[str, Any]] = {
         str,
         Meta(min_length=1, max_length=SUBSCRIPTION_NAME_BYTES_MAX, description="Its name."),
     ],
+    "subject": Annotated[
+        str,
+        Meta(min_length=1, max_length=SCHEMA_SUBJECT_BYTES_MAX, description="May have slashes."),
+    ],
+    "schema": Annotated[Offset, Meta(description="The id of a subject.")],
 }
 _SHARED: Final = ("tenant", "namespace", "topic")
 _ALWAYS: Final = (401, 403, 412, 500, 503)
@@ -127,7 +132,7 @@ ERRORS: Final = {
     400: ("UsageError", "The request is invalid: the message says what to change."),
     401: ("TokenWanted", "A token is needed: `Authorization: Bearer`."),
     403: ("Refused", "The request comes from the page of another site, or names another host."),
-    404: ("NotFound", "The topic, subscription, object, job or file in the path does not exist."),
+    404: ("NotFound", "The topic, subscription, schema, object, job or file does not exist."),
     409: ("Conflict", "The state of the server or of the topic does not allow the request."),
     410: ("Lost", "The offsets are recorded as lost; `end` is where to continue."),
     412: (
@@ -139,6 +144,7 @@ ERRORS: Final = {
     416: ("OutOfRange", "Outside the range that exists; `start` and `end` are its bounds."),
     429: ("TooMany", "Too many requests wait: try again later."),
     500: ("InternalError", "The server failed, or stored data is damaged; see its log."),
+    501: ("NotInstalled", "The server does not have the library of this kind of schema."),
     502: ("StoreRefused", "The object store or the catalog refused a request of the server."),
     503: (
         "Unavailable",

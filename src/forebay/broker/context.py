@@ -14,6 +14,8 @@ from forebay.broker.known_producers import KnownProducers
 from forebay.broker.topics import Topics
 from forebay.dispatch.registry import Registry
 from forebay.format.names import TopicName
+from forebay.schemas.guard import SchemaGuard
+from forebay.schemas.registry import SchemaRegistry
 from forebay.settings import BrokerSettings
 from forebay.topic.store import Store
 
@@ -28,15 +30,23 @@ class BrokerContext:
     """Where clients connect to, such as `127.0.0.1:6650`."""
     shared: InitVar[Registry | None] = None
     """The subscriptions of the process, if it has them already."""
+    shared_guard: InitVar[SchemaGuard | None] = None
+    """What the process knows of the schemas of topics, if it has it already."""
     gate: Gate = field(init=False)
     registry: Registry = field(init=False)
     topics: Topics = field(init=False)
+    guard: SchemaGuard = field(init=False)
     producers: KnownProducers = field(default_factory=KnownProducers)
 
-    def __post_init__(self, shared: Registry | None) -> None:
+    def __post_init__(self, shared: Registry | None, shared_guard: SchemaGuard | None) -> None:
         self.gate = Gate(self.settings.token)
         self.registry = shared or Registry(self.store, self.settings)
         self.topics = Topics(self.store, self.settings, self.registry.fanouts)
+        self.guard = shared_guard or SchemaGuard(SchemaRegistry(self.store.catalog))
+
+    @property
+    def schemas(self) -> SchemaRegistry:
+        return self.guard.registry
 
     @property
     def scheme(self) -> str:

@@ -37,6 +37,18 @@ class ProducerRequest(_message.Message):
     dispatch_strategy: DispatchStrategy
     def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., topic_name: _Optional[str] = ..., schema_ref: _Optional[bytes] = ..., producer_access_mode: _Optional[_Union[ProducerAccessMode, str]] = ..., dispatch_strategy: _Optional[_Union[DispatchStrategy, str]] = ...) -> None: ...
 
+class SchemaReference(_message.Message):
+    __slots__ = ("subject", "use_latest", "pinned_version", "min_version")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    USE_LATEST_FIELD_NUMBER: _ClassVar[int]
+    PINNED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    use_latest: bool
+    pinned_version: int
+    min_version: int
+    def __init__(self, subject: _Optional[str] = ..., use_latest: bool = ..., pinned_version: _Optional[int] = ..., min_version: _Optional[int] = ...) -> None: ...
+
 class ProducerResponse(_message.Message):
     __slots__ = ("request_id", "producer_id", "producer_name")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -12,6 +12,7 @@ still works.
 | the client has closed its side | OK |
 | a request is not valid | INVALID_ARGUMENT |
 | an idempotent producer left out a number | FAILED_PRECONDITION |
+| the topic enforces a schema, which a stream cannot name | FAILED_PRECONDITION |
 | another stream of the same idempotent producer was opened | ABORTED |
 | the log stopped, another process owns the topic, or the server stops | UNAVAILABLE |
 
@@ -119,7 +120,8 @@ class ProduceStreams:
         number = stable_number(str(topic), name)
         self._context.producers.add(Producer(number, name, topic, reliable=True))
         storage = await self._context.topics.reliable(topic, create=True)
-        stream = ProduceStream(storage, durability, self._context, call)
+        await asyncio.to_thread(self._context.guard.require_free, topic)
+        stream = ProduceStream(topic, storage, durability, self._context, call)
         if request.idempotent:
             await self._serve_idempotent(topic, name, stream, requests)
             return
@@ -174,8 +176,14 @@ class ProduceStream:
     """One stream that was opened."""
 
     def __init__(
-        self, storage: WalStorage, durability: str, context: BrokerContext, call: Context
+        self,
+        topic: TopicName,
+        storage: WalStorage,
+        durability: str,
+        context: BrokerContext,
+        call: Context,
     ) -> None:
+        self._topic = topic
         self.storage = storage
         self.call = call
         self.ended = asyncio.Event()
@@ -183,6 +191,7 @@ class ProduceStream:
         self._durability = durability
         self._message_bytes_max = context.settings.message_bytes_max
         self._stopping = context.gate.stopping
+        self._guard = context.guard
         self._sent: asyncio.Queue[_Sent | None] = asyncio.Queue()
         self._in_flight = 0
         self._room = asyncio.Event()
@@ -264,6 +273,8 @@ class ProduceStream:
                 "smaller batches"
             )
         columns = self._columns(request.batch)
+        if self._guard.is_free(self._topic) is not True:
+            await asyncio.to_thread(self._guard.require_free, self._topic)
         appended = await appender.append(request.batch.first_sequence, columns)
         payload_bytes = sum(map(len, columns.payloads))
         size += _BATCH_BYTES

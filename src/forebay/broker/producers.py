@@ -27,11 +27,13 @@ from forebay.broker.calls import Calls, Context, service
 from forebay.broker.context import BrokerContext
 from forebay.broker.known_producers import Producer
 from forebay.broker.requests import parse_name, parse_topic_name
+from forebay.broker.schemas import SchemaReferences
 from forebay.broker.status import Refused
 from forebay.dispatch.fanout import FanoutTopic
 from forebay.dispatch.registry import stable_number
 from forebay.errors import MessageTooLarge, UsageError
 from forebay.format.message import MessageId, StreamMessage
+from forebay.format.names import TopicName
 from forebay.limits import ATTRIBUTES_MAX, KIB, OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
@@ -54,6 +56,8 @@ class ProducerService:
         self._topics = context.topics
         self._settings = context.settings
         self._producers = context.producers
+        self._guard = context.guard
+        self._references = SchemaReferences(context)
         self._pending_bytes = 0
 
     async def create(self, request: pb.ProducerRequest, _call: Context) -> pb.ProducerResponse:
@@ -64,14 +68,15 @@ class ProducerService:
             await self._topics.reliable(topic, create=True)
         else:
             await self._topics.nonreliable(topic, create=True)
+        named = await self._references.require(topic, request.schema_ref)
         number = stable_number(str(topic), name)
         exclusive = request.producer_access_mode == pb.Exclusive
         self._producers.add(Producer(number, name, topic, reliable, exclusive))
-        if request.schema_ref:
+        if not named:
             event(
                 _log,
                 logging.WARNING,
-                "a producer names a schema, and there is no registry: it is ignored",
+                "a producer sends a whole schema instead of a reference: it is ignored",
                 topic=topic,
                 producer=name,
             )
@@ -94,12 +99,23 @@ class ProducerService:
             self._require_size(_delivered(producer, request, self._context.address).ByteSize())
         self._pending_bytes += size
         try:
+            if self._guard.is_free(producer.topic) is not True:
+                await self._require_schema(producer.topic, request)
             await self._accept(producer, request)
         finally:
             self._pending_bytes -= size
         MESSAGES.add()
         MESSAGE_BYTES.add(len(request.payload))
         return pb.MessageResponse(request_id=request.request_id)
+
+    async def _require_schema(self, topic: TopicName, request: pb.StreamMessage) -> None:
+        """Raises SchemaMismatch or InvalidPayload if the topic refuses the message."""
+        number = request.schema_id if request.HasField("schema_id") else None
+        version = request.schema_version if request.HasField("schema_version") else None
+        if self._guard.is_quick(topic, request.payload, version):
+            self._guard.check(topic, number, version, request.payload)
+            return
+        await asyncio.to_thread(self._guard.check, topic, number, version, request.payload)
 
     def _require_size(self, size: int) -> None:
         most = self._settings.message_bytes_max

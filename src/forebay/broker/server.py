@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import grpc
 
-from forebay.broker import consumers, discovery, producers, streams
+from forebay.broker import consumers, discovery, producers, schemas, streams
 from forebay.broker.calls import Calls
 from forebay.broker.context import BrokerContext
 from forebay.errors import UsageError
@@ -83,7 +83,7 @@ class BrokerServer:
         calls = Calls(context.gate)
         handlers = [
             handler
-            for each in (producers, consumers, discovery, streams)
+            for each in (producers, consumers, discovery, schemas, streams)
             for handler in each.services(context, calls)
         ]
         async with context.running():

@@ -31,6 +31,7 @@ from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
 from forebay.cli.offload_status import offload_status
 from forebay.cli.options import log_to_stderr, plain_errors, say_error
+from forebay.cli.schemas import schemas
 from forebay.cli.subscriptions import subscriptions
 from forebay.cli.topics import accept_loss, describe, explain, topics
 from forebay.cli.up import demo, serve, up
@@ -112,6 +113,7 @@ _COMMANDS = (
     consume,
     topics,
     subscriptions,
+    schemas,
     describe,
     explain,
     offload,

@@ -22,6 +22,7 @@ from forebay.limits import (
     FILE_NAME_BYTES_MAX,
     JOB_STATE_NAME_BYTES_MAX,
     OFFSET_MAX,
+    SCHEMA_SUBJECT_BYTES_MAX,
     SUBSCRIPTION_NAME_BYTES_MAX,
     TOPIC_NAME_BYTES_MAX,
 )
@@ -649,6 +650,39 @@ class CatalogKeys:
         """The topic whose row is at `key`; None if it is not the key of such a row."""
         found = _topic_below(self.nonreliable_topics(), key)
         return None if found is None or found[1] is not None else found[0]
+
+    def schema_numbers(self) -> str:
+        """The key of the row with the next number of a subject."""
+        return f"{self._root}/schemas/numbers"
+
+    def schema_subjects(self) -> str:
+        """The prefix of the keys of all subjects."""
+        return f"{self._root}/schemas/subjects/"
+
+    def schema_subject(self, subject: str) -> str:
+        """The key of a subject, which may be any text: special characters are encoded."""
+        own = _quoted("a subject", subject, SCHEMA_SUBJECT_BYTES_MAX)
+        return self.schema_subjects() + own
+
+    def schema_subject_name(self, key: str) -> str:
+        """The name of the subject at `key`."""
+        return unquote(key.removeprefix(self.schema_subjects()))
+
+    def schema_id(self, number: int) -> str:
+        """The key of the row that says which subject has this number."""
+        return f"{self._root}/schemas/ids/{number:020d}"
+
+    def schema_versions(self, number: int) -> str:
+        """The prefix of the keys of the versions of the subject with this number."""
+        return f"{self._root}/schemas/versions/{number:020d}/"
+
+    def schema_version(self, number: int, version: int) -> str:
+        """The key of one version of a subject."""
+        return f"{self.schema_versions(number)}{version:010d}"
+
+    def topic_schema(self, topic: TopicName) -> str:
+        """The key of the row that says which schema a topic has."""
+        return self.topic(topic) + "schema"
 
     def cursors(self, topic: TopicName) -> str:
         return f"{self._root}/topics/{topic.namespace}/{topic.topic}/subscriptions/"

@@ -108,7 +108,9 @@ class BrokerListener:
 
     async def serve(self) -> None:
         shared = self._service.context
-        await self._server.serve(BrokerContext(shared.store, self._address, shared.registry))
+        await self._server.serve(
+            BrokerContext(shared.store, self._address, shared.registry, shared.guard)
+        )
 
     @property
     def started(self) -> bool:

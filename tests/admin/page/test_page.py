@@ -172,6 +172,17 @@ def test_the_subscriptions_of_a_topic_are_a_table(server: Served, visit: Visits)
     expect(table).to_be_hidden()
 
 
+def test_the_subjects_of_schemas_are_a_table(server: Served, visit: Visits) -> None:
+    fill(server.store.topic(NAME), 10)
+    body = {"type": "string", "definition": "text"}
+    server.client.json("POST", "/v1/schemas/subjects/orders-value", value=body)
+    page = visit(server.url).page
+    row = page.get_by_role("table", name="Subjects and their latest versions")
+    row = row.locator("[data-subject=orders-value]")
+    for at, text in enumerate(["orders-value", "string", "backward", "1", "1", "1"]):
+        expect(row.locator("th, td").nth(at)).to_have_text(text)
+
+
 def test_a_subscription_that_blocks_is_an_alert(server: Served, visit: Visits) -> None:
     fill(server.store.topic(NAME), 100)
     client = server.client

@@ -33,6 +33,7 @@ from forebay.admin.context import ServerContext
 from forebay.admin.jobs import DONE, RUNNING, DriverStatus, Job, JobRecord
 from forebay.admin.operations import Endpoint, Operation, Reply
 from forebay.admin.page import history
+from forebay.admin.page.schemas import SchemaTable
 from forebay.admin.page.topic import (
     Sizes,
     Span,
@@ -184,6 +185,7 @@ class Page(Record, frozen=True):
     next: Annotated[str | None, Meta(description="`after` of the next page; null on the last.")]
     totals: Sizes
     requests: Requests
+    schemas: SchemaTable
     jobs: list[JobRow]
     notices: list[LogEvent]
     alerts: list[Alert]
@@ -292,6 +294,7 @@ class Overviews:
             next=shown[-1] if more else None,
             totals=summed([page.row.sizes for page in pages]),
             requests=_request_counts(),
+            schemas=context.page_schemas.table(),
             jobs=[] if context.jobs is None else job_rows(context.jobs.list()),
             notices=watch.log_events.recent(_LOG_EVENTS_MAX),
             alerts=alerts(context, probe, pages),

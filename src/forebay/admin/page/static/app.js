@@ -5,6 +5,7 @@ import { Charts } from "./charts.js";
 import { forgetPalette, paintSwatches } from "./paint.js";
 import { jobRow, noticeRow } from "./rows.js";
 import { uploadsWhen } from "./spanwords.js";
+import { showSchemas } from "./schemas.js";
 import { showSubscriptions, subscriptionTable } from "./subscriptions.js";
 import { showTiers } from "./tiers.js";
 import { bytes, count, duration, make, plural, rate, say } from "./words.js";
@@ -154,6 +155,7 @@ function show(found) {
   showFacts(found);
   showTiers($("tiers"), found);
   showTopics(found);
+  showSchemas($("schemas"), found.schemas);
   showJobs(found);
   showNotices(found);
   const empty = found.topics_total === 0;

@@ -1,0 +1,1 @@
+"""The schema registry: subjects and their versions, compatibility, and checks of payloads."""
