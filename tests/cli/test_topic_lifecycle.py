@@ -38,7 +38,7 @@ def test_a_deleted_topic_is_gone_from_every_command(data: Path) -> None:
     assert done("topics", "--data", data) == ""
     for command in (["describe", "orders"], ["consume", "orders"], ["explain", "orders", "0"]):
         assert "it was deleted" in refused(*command, "--data", data)
-    assert "there is no topic" in refused("topics", "configure", "orders", "--data", data)
+    assert "topics create orders" in refused("topics", "configure", "orders", "--data", data)
     assert "there is no topic" in refused("topics", "delete", "orders", "--yes", "--data", data)
     assert "it was deleted" in refused("repair", "orders", "--data", data)
     done("topics", "create", "orders", "--data", data)
@@ -76,6 +76,7 @@ def test_all_partitions_are_deleted(tmp_path: Path) -> None:
         (["create", "a/b"], "a topic is /namespace/topic"),
         (["create", "orders", "--partitions", "2"], "exists as a topic without partitions"),
         (["create", "many", "--partitions", "1001"], "it must be 1 to 1000"),
+        (["configure", "absent", "rolling=true"], "`forebay topics create absent` creates it"),
         (["create", "orders-part-0"], "exists as a topic without partitions"),
         (["delete", "a/b", "--yes"], "a topic is /namespace/topic"),
         (["delete", "absent", "--yes"], "there is no topic /default/absent"),

@@ -226,6 +226,7 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         jobs_are_refused(server)
         a_killed_driver_doubles_nothing(server, config, kills=1)
         ctrl_c_ends_it(server, data)
+    assert "gRPC" not in (tmp_path / "log").read_text(), "a line about the fork that starts Spark"
     every_line_is_json(tmp_path / "log")
     with ServerProcess("serve", config, tmp_path / "log") as server:
         server.wait_ready()

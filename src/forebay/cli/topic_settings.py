@@ -18,7 +18,7 @@ from forebay.cli.options import (
     url_option,
     viewed_topic,
 )
-from forebay.errors import UsageError
+from forebay.errors import UnknownTopic, UsageError
 from forebay.settings import ServerAddress, StoreSettings
 
 _SOURCES = {
@@ -60,7 +60,11 @@ def configure(
       forebay topics configure orders remote_retention_time_minutes=null --json
     """
     values = _values(changes)
-    found = _configured(chosen_server(settings, url), settings, topic, values, unset)
+    try:
+        found = _configured(chosen_server(settings, url), settings, topic, values, unset)
+    except UnknownTopic as error:
+        hint = f"`forebay topics create {topic}` creates it"
+        raise UnknownTopic(f"{error}; {hint}") from None
     lines = [found["topic"], *setting_lines(found["settings"])]
     print_report(found, lines, as_json=as_json)
 

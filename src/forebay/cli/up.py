@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -115,6 +116,8 @@ def _serve(
     spark: bool,
     beside: Callable[[Service], list[BackgroundTask]] = lambda _service: [],
 ) -> None:
+    # At its default, gRPC prints a line about forks when Spark is started. It reads this on import.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from forebay.service.service import Service
 
     _configure_logging()
