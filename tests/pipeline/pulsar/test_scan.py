@@ -263,6 +263,31 @@ def test_two_clusters_in_one_prefix_are_told_apart(tmp_path: Path) -> None:
         values(tmp_path)
 
 
+def test_uploads_of_one_ledger_with_blocks_of_two_sizes_are_read_once(tmp_path: Path) -> None:
+    entries = [pulsar.entry(b"%d" % number) for number in range(200)]
+    with closing(at(tmp_path)) as store:
+        for block_bytes in (1024, 4096):
+            put_ledger(store, 7, entries, block_bytes=block_bytes)
+    assert values(tmp_path) == [b"%d" % number for number in range(200)]
+
+
+def test_a_ledger_of_another_topic_with_the_same_number_hides_no_damage(tmp_path: Path) -> None:
+    entry = [pulsar.entry(b"a")]
+    with closing(at(tmp_path)) as store:
+        put_ledger(store, 7, entry, folder="one/")
+        other = "public/default/persistent/invoices"
+        key = put_ledger(store, 7, entry, managed_ledger=other, folder="two/")
+        index = bytes(store.get_object(f"{key}-index", 10_000))
+        store.put_object(f"{key}-index", index[:-1])
+        with pytest.raises(CorruptLog, match=f"{key}-index: .*cut off"):
+            values(tmp_path)
+        store.put_object(f"{key}-index", index)
+        store.delete_object(key)
+        with pytest.raises(CorruptLog, match="there is no data object for it"):
+            values(tmp_path)
+        assert values(tmp_path, failOnDataLoss="false") == [b"a"]
+
+
 def damage(path: Path, key: str, position: int) -> None:
     file = path / key
     raw = bytearray(file.read_bytes())
