@@ -50,7 +50,7 @@ from forebay.errors import (
     ServiceError,
     ServiceUnavailable,
 )
-from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.names import (
     STAGING_PREFIX,
     MarkerName,
@@ -624,7 +624,7 @@ class _TopicSweep:
     def _ledgers(self) -> set[str]:
         """Returns the ledgers of the chain, whose names do not say where they are in it."""
         if self._chained is None:
-            chain = self._catalog.get_object_descriptors(self._topic)
+            chain = self._catalog.get_object_descriptors(self._topic, decoder=decode_outline)
             self._chained = {each.object_id for each in chain if each.is_ledger}
         return self._chained
 
