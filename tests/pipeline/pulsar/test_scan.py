@@ -35,6 +35,7 @@ from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
 from forebay.pipeline.pulsar.bucket import Bucket
 from forebay.pipeline.pulsar.options import PulsarOptions, pulsar_options
+from forebay.pipeline.pulsar.plan import splits
 from forebay.pipeline.pulsar.scan import plan_scan, read_split
 from support import pulsar_entries as pulsar
 from support.ledgers import REAL_DATA, REAL_INDEX
@@ -392,6 +393,23 @@ def test_blocks_are_tasks_and_small_ones_are_packed(tmp_path: Path) -> None:
 
 def large(entries: Sequence[bytes]) -> int:
     return sum(len(entry) for entry in entries)
+
+
+def test_a_task_knows_the_ledgers_around_its_own_and_no_others(tmp_path: Path) -> None:
+    names = {1: "a", 2: "b"}
+    with closing(at(tmp_path)) as store:
+        for ledger_id in range(40):
+            for number, name in names.items():
+                managed = f"public/default/persistent/{name}"
+                entry = [pulsar.entry(b"%d" % number)]
+                put_ledger(store, 100 * number + ledger_id, entry, managed_ledger=managed)
+        bucket = Bucket(store)
+        there = bucket.look()
+        wanted = [each for each in there if each.ledger_id in (102, 120, 239)]
+        [split] = splits(bucket, wanted, there, 1 << 20)
+    around = [each.ledger.ledger_id for each in split.around]
+    assert around == [*range(100, 129), *range(231, 240)]
+    assert [each.ledger.ledger_id for each in split.around if each.read] == [102, 120, 239]
 
 
 def test_a_message_in_chunks_is_whole_across_ledgers_that_times_leave_out(tmp_path: Path) -> None:
