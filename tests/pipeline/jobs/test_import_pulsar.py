@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -20,7 +20,13 @@ import forebay
 from forebay.errors import ServiceUnavailable, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.pulsar.topic import PulsarTopic
-from forebay.pipeline.jobs.import_pulsar import PulsarImportReport, import_pulsar, target_of
+from forebay.pipeline.jobs.import_pulsar import (
+    PulsarImportReport,
+    PulsarImportRow,
+    import_pulsar,
+    target_of,
+)
+from forebay.pipeline.jobs.replay import target_owner
 from forebay.pipeline.pulsar.options import bucket_at
 from support import pulsar_entries as pulsar
 from support.paths import TESTS
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from support.s3_server import S3Server
+
+OWNER: Final = "forebay.pipeline.jobs.import_pulsar.target_owner"
 
 
 def run(path: Path, **choices: Any) -> PulsarImportReport:
@@ -249,22 +257,20 @@ def test_of_two_imports_at_once_only_one_appends(
     It lists the bucket at another moment, so that it sees fewer ledgers, or more.
     """
     put(tmp_path, {each: entries_of(each) for each in (6, 7, 9)})
-    from forebay.pipeline.jobs import import_pulsar as module
-
-    real, rows = module.target_owner, []
+    rows: list[PulsarImportRow] = []
 
     @contextmanager
     def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(module, "target_owner", real)
+        monkeypatch.setattr(OWNER, target_owner)
         (tmp_path / "bucket").rename(tmp_path / "aside")
         put(tmp_path, {each: entries_of(each) for each in seen})
         rows.extend(run(tmp_path).rows)
         (tmp_path / "bucket").rename(tmp_path / "other")
         (tmp_path / "aside").rename(tmp_path / "bucket")
-        with real(*arguments) as commit:
+        with target_owner(*arguments) as commit:
             yield commit
 
-    monkeypatch.setattr(module, "target_owner", overtaken)
+    monkeypatch.setattr(OWNER, overtaken)
     [refused] = run(tmp_path).rows
     assert (rows[0].error, refused.messages) == (None, 0)
     assert payloads(tmp_path) == values_of(*seen)
@@ -277,14 +283,11 @@ def test_a_batch_that_another_import_overtook_leaves_no_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, {7: entries_of(7)})
-    from forebay.pipeline.jobs import import_pulsar as module
-
-    real = module.target_owner
 
     @contextmanager
     def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(module, "target_owner", real)
-        with real(*arguments) as commit:
+        monkeypatch.setattr(OWNER, target_owner)
+        with target_owner(*arguments) as commit:
 
             def late(batch: Any, parts: Any) -> Any:
                 commit(replace(batch, number=7, after=None), parts)
@@ -292,7 +295,7 @@ def test_a_batch_that_another_import_overtook_leaves_no_note(
 
             yield late
 
-    monkeypatch.setattr(module, "target_owner", overtaken)
+    monkeypatch.setattr(OWNER, overtaken)
     [row] = run(tmp_path).rows
     assert "planned before another run" in str(row.error)
     put(tmp_path, {5: entries_of(5)})
