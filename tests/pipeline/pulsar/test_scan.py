@@ -243,6 +243,19 @@ def test_times_skip_ledgers_and_choose_messages(tmp_path: Path) -> None:
     assert both == [b"orders 0", b"orders 1"]
 
 
+def test_a_message_that_was_stored_days_after_it_was_published_is_found(tmp_path: Path) -> None:
+    """One that was replicated keeps its time, however long the other cluster was not reached."""
+    day = 24 * 3_600_000
+    late = pulsar.entry(b"late", replicated_from="west", publish_time=pulsar.TIME)
+    with closing(at(tmp_path)) as store:
+        put_ledger(store, 7, [late], created_ms=pulsar.TIME + 5 * day)
+        put_ledger(store, 8, [pulsar.entry(b"x")], created_ms=pulsar.TIME + 30 * day)
+    end = {"endingTimestamp": pulsar.TIME + day}
+    assert values(tmp_path, **end)[:1] == [b"late"]
+    [split] = plan_scan(options_of(tmp_path, **end))
+    assert [part.ledger.ledger_id for part in split.parts] == [7]
+
+
 def test_an_upload_that_failed_is_left_out_and_two_are_read_once(tmp_path: Path) -> None:
     entries = [pulsar.entry(bytes([number])) for number in range(5)]
     with closing(at(tmp_path)) as store:
@@ -376,6 +389,18 @@ def test_a_ledger_without_a_name_says_its_topic_in_the_metadata_of_the_object(
         store.put_object(f"{key}-index", raw, {"managedledgername": "t/n/persistent/x"})
         [row] = rows_of(options_of(tmp_path, **columns))
         assert row == {"__topic": "persistent://t/n/x"}
+
+        class Gcs(CloudStore):
+            """The names of metadata have capital letters there."""
+
+            def head(self, key: str) -> ObjectMeta:
+                meta = super().head(key)
+                capitals = {"managedledgername": "ManagedLedgerName"}
+                named = {capitals.get(each, each): text for each, text in meta.metadata.items()}
+                return replace(meta, metadata=named)
+
+        [ledger] = Bucket(Gcs(LocalBackend(tmp_path))).look()
+        assert str(ledger.topic) == "persistent://t/n/x"
 
 
 def test_blocks_are_tasks_and_small_ones_are_packed(tmp_path: Path) -> None:

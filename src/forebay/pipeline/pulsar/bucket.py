@@ -140,12 +140,13 @@ class Bucket:
             raw = self._store.get_range(meta.key, 0, head.size)
         except ObjectMissing:
             return None
-        version = head.metadata.get(_VERSION)
+        said = {name.lower(): value for name, value in head.metadata.items()}  # GCS has capitals
+        version = said.get(_VERSION)
         if version not in (None, "1"):
             return LedgerError(f"it has the format version {version}, not 1"), nowhere
         try:
             index = decode_index(raw)
-            name = index.metadata.managed_ledger or head.metadata.get(_TOPIC)
+            name = index.metadata.managed_ledger or said.get(_TOPIC)
         except LedgerError as error:
             return error, nowhere
         return index, topic_of_managed_ledger(name)
@@ -245,12 +246,13 @@ def side_by_side(
 
 
 def within(
-    ledgers: Sequence[Ledger], start: int | None, end: int | None, slack_ms: int
+    ledgers: Sequence[Ledger], start: int | None, end: int | None, slack_ms: int, late_ms: int
 ) -> list[Ledger]:
     """The ledgers, sorted as by `look`, that may have messages published in `start..end`.
 
     A ledger is created when its topic's one before is closed, so both times are known but for
-    clocks that are wrong. `slack_ms` is how wrong they may be.
+    clocks that are wrong. `slack_ms` is how wrong they may be. A message keeps its time when it is
+    stored late, as those are that another cluster sent: at most `late_ms` after it was published.
     """
     found = []
     for number, ledger in enumerate(ledgers):
@@ -261,7 +263,7 @@ def within(
         if ledger.created_ms is not None:
             if start is not None and closed + slack_ms < start:
                 continue
-            if end is not None and ledger.created_ms - slack_ms >= end:
+            if end is not None and ledger.created_ms - late_ms >= end:
                 continue
         found.append(ledger)
     return found

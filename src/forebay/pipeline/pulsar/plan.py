@@ -24,6 +24,8 @@ AROUND: Final = 8
 CLOCK_SLACK_MS: Final = 3_600_000
 """How far the clocks of producers, brokers and the store may differ before a ledger is skipped that
 has messages of the wanted time."""
+LATE_MS: Final = 7 * 24 * 3_600_000
+"""How long after it was published a message may be stored: a replicator catches up for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def plan_ledgers(bucket: Bucket, options: PulsarOptions) -> list[Split]:
 
 
 def in_time(ledgers: Sequence[Ledger], options: PulsarOptions) -> list[Ledger]:
-    return within(ledgers, options.starting_time, options.ending_time, CLOCK_SLACK_MS)
+    start, end = options.starting_time, options.ending_time
+    return within(ledgers, start, end, CLOCK_SLACK_MS, LATE_MS)
 
 
 def splits(
