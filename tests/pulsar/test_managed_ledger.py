@@ -337,7 +337,10 @@ def test_what_is_deleted_while_it_is_offloaded_is_no_error(setup: Setup) -> None
 # -- at the same time -----------------------------------------------------------------------------
 
 
-def test_a_second_offload_is_refused_while_one_runs(setup: Setup) -> None:
+def test_a_second_offload_is_refused_while_one_runs(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: a client that asks again and again does not make it list all ledgers."""
     going, go = threading.Event(), threading.Event()
 
     def wait(_key: str) -> None:
@@ -350,7 +353,8 @@ def test_a_second_offload_is_refused_while_one_runs(setup: Setup) -> None:
         ledger.start_offload(Position(last, 0))
         assert going.wait(30)
         assert ledger.status().state is OffloadState.RUNNING
-        with pytest.raises(OffloadInProgress):
+        with monkeypatch.context() as patch, pytest.raises(OffloadInProgress):
+            patch.setattr(ledger, "ledgers", lambda: pytest.fail("the ledgers were listed"))
             ledger.offload_prefix(Position(last, 0))
         go.set()
         while ledger.status().state is OffloadState.RUNNING:

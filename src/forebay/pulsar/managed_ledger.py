@@ -290,6 +290,8 @@ class ManagedLedger:
         thread.start()
 
     def _begin(self, position: Position) -> tuple[list[Ledger], Position]:
+        with self._lock:
+            self._require_none()  # before all ledgers are listed, which may be many
         self._storage.refresh_settings()
         if not self._offloads():
             raise UsageError(
@@ -300,13 +302,16 @@ class ManagedLedger:
         require_position(ledgers, position)
         chosen, first = before(ledgers, position)
         with self._lock:
-            if self._status.state is OffloadState.RUNNING:
-                raise OffloadInProgress(
-                    f"{self._storage.name}: an offload of the topic is running; try again when it "
-                    "has ended"
-                )
+            self._require_none()
             self._status = OffloadStatus(OffloadState.RUNNING)
         return chosen, first
+
+    def _require_none(self) -> None:
+        if self._status.state is OffloadState.RUNNING:
+            raise OffloadInProgress(
+                f"{self._storage.name}: an offload of the topic is running; try again when it has "
+                "ended"
+            )
 
     def _run(self, chosen: Sequence[Ledger], first: Position) -> Position:
         try:
