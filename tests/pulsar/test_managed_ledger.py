@@ -353,9 +353,10 @@ def test_a_second_offload_is_refused_while_one_runs(
         ledger.start_offload(Position(last, 0))
         assert going.wait(30)
         assert ledger.status().state is OffloadState.RUNNING
-        with monkeypatch.context() as patch, pytest.raises(OffloadInProgress):
+        with monkeypatch.context() as patch:
             patch.setattr(ledger, "ledgers", lambda: pytest.fail("the ledgers were listed"))
-            ledger.offload_prefix(Position(last, 0))
+            with pytest.raises(OffloadInProgress):
+                ledger.offload_prefix(Position(last, 0))
         go.set()
         while ledger.status().state is OffloadState.RUNNING:
             threading.Event().wait(0.01)

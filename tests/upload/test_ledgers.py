@@ -19,7 +19,9 @@ from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import (
     CommitRefused,
     CorruptFrame,
+    CorruptLog,
     ForebayError,
+    ForeignObject,
     InvalidSetting,
     MissingData,
 )
@@ -518,6 +520,29 @@ def test_a_sweep_keeps_a_ledger_that_it_does_not_know_and_whose_index_it_cannot_
     assert item.key == object_key(TOPIC, other.data_name)
     assert (item.action, "does not say which messages" in item.reason) == (Action.KEPT, True)
     assert len(ledger_files(setup)) == 5
+
+
+def test_a_restore_takes_no_ledger_by_the_index_of_another_one(setup: Setup) -> None:
+    """The index says at which offset a ledger begins: messages would get wrong offsets."""
+    for _ in range(2):
+        with setup.topic() as topic:
+            fill(topic, 50)
+            topic.upload()
+    names = [parse_ledger(each.object_id) for each in setup.descriptors()]
+    keys = [object_key(TOPIC, name.index_name) for name in names if name is not None]
+    first, second = (bytes(setup.objects.get_object(key, MIB)) for key in keys)
+    for key, raw in zip(keys, (second, first), strict=True):
+        setup.objects.put_object(key, raw)
+    for key in setup.listed():
+        if key.endswith(".json"):
+            setup.objects.delete_object(key)
+    shutil.rmtree(setup.data)
+    setup.kv = SqliteKv(None)
+    setup.catalog = Catalog(setup.kv, clock=setup.clock)
+    with pytest.raises(CorruptLog, match="no undamaged object holds the offsets 0 to") as raised:
+        restored(setup)
+    assert isinstance(raised.value.__cause__, ForeignObject)
+    assert "is not the ledger of its index object" in str(raised.value.__cause__)
 
 
 def test_the_row_of_an_attempt_that_is_gone_is_forgotten_after_a_day(setup: Setup) -> None:
