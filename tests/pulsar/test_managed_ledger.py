@@ -27,11 +27,14 @@ from forebay.objects.memory import MemoryBackend
 from forebay.pulsar.managed_ledger import (
     EARLIEST,
     LATEST,
+    History,
+    Ledger,
     ManagedLedger,
     OffloadState,
     Position,
     managed_ledger,
 )
+from forebay.pulsar.managed_ledger import ledgers_of as listed
 from forebay.settings import DeleterSettings, UploaderSettings, WalSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.store import Topic
@@ -131,6 +134,35 @@ def test_ledgers_that_are_listed_while_they_are_offloaded_keep_their_ids(setup: 
         backend_of(setup).clear()
         assert seen
         assert all(each == ids for each in seen)
+
+
+def test_a_ledger_that_is_cut_another_way_keeps_the_id_of_its_attempt(setup: Setup) -> None:
+    with ledgers_of(setup, 3) as (topic, ledger):
+        uploader = storage_of(topic).uploader
+        assert uploader is not None
+        shown = [each.ledger_id for each in ledger.ledgers()]
+        given = uploader.catalog.intend_ledger(uploader.topic, uploader.epoch, (0, 20))
+        first = parse_ledger(given.intent.object_id)
+        assert first is not None
+        assert [each.ledger_id for each in ledger.ledgers()] == shown
+        ledger.offload_prefix(Position(ledger.ledgers()[-1].ledger_id, 0))
+        assert ledger.ledgers()[0].ledger_id == first.ledger_id == shown[0]
+
+
+def test_the_indexes_of_ledgers_are_not_held_while_these_are_listed(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[History] = []
+
+    def noting(history: History) -> list[Ledger]:
+        seen.append(history)
+        return listed(history)
+
+    monkeypatch.setattr("forebay.pulsar.managed_ledger.ledgers_of", noting)
+    with ledgers_of(setup, 2) as (_, ledger):
+        ledger.offload_prefix(Position(ledger.ledgers()[-1].ledger_id, 0))
+        assert offloaded(ledger) == [True, True, False]
+    assert [each.offset_index for each in seen[-1].objects] == [None, None]
 
 
 def test_only_the_ledger_of_a_position_matters_and_its_own_ledger_stays(setup: Setup) -> None:
@@ -305,7 +337,10 @@ def test_what_is_deleted_while_it_is_offloaded_is_no_error(setup: Setup) -> None
 # -- at the same time -----------------------------------------------------------------------------
 
 
-def test_a_second_offload_is_refused_while_one_runs(setup: Setup) -> None:
+def test_a_second_offload_is_refused_while_one_runs(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: a client that asks again and again does not make it list all ledgers."""
     going, go = threading.Event(), threading.Event()
 
     def wait(_key: str) -> None:
@@ -318,8 +353,10 @@ def test_a_second_offload_is_refused_while_one_runs(setup: Setup) -> None:
         ledger.start_offload(Position(last, 0))
         assert going.wait(30)
         assert ledger.status().state is OffloadState.RUNNING
-        with pytest.raises(OffloadInProgress):
-            ledger.offload_prefix(Position(last, 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "ledgers", lambda: pytest.fail("the ledgers were listed"))
+            with pytest.raises(OffloadInProgress):
+                ledger.offload_prefix(Position(last, 0))
         go.set()
         while ledger.status().state is OffloadState.RUNNING:
             threading.Event().wait(0.01)

@@ -19,13 +19,15 @@ from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import (
     CommitRefused,
     CorruptFrame,
+    CorruptLog,
     ForebayError,
+    ForeignObject,
     InvalidSetting,
     MissingData,
 )
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import is_ledger, object_key, parse_ledger
-from forebay.format.pulsar.index import LedgerIndex, decode_index
+from forebay.format.pulsar.index import LedgerIndex, decode_index, encode_index
 from forebay.format.pulsar.topic_ledger import offsets_of_ledger
 from forebay.limits import KIB, LEDGER_INDEX_BYTES_MAX, MIB
 from forebay.objects.memory import MemoryBackend
@@ -495,6 +497,52 @@ def test_a_newer_ledger_shows_that_the_catalog_is_an_older_copy(setup: Setup) ->
     restored(setup)
     with setup.topic() as topic:
         assert offsets(topic.read(0, end=100)) == list(range(100))
+
+
+@pytest.mark.parametrize("index", ["cut off", "of a broker"])
+def test_a_sweep_keeps_a_ledger_that_it_does_not_know_and_whose_index_it_cannot_read(
+    setup: Setup, index: str
+) -> None:
+    with setup.topic() as topic:
+        fill(topic, 50)
+        [kept] = topic.upload()
+    name = parse_ledger(kept.object_id)
+    assert name is not None
+    other = name._replace(uid="11111111-0000-4000-8000-000000000000")
+    data = bytes(setup.objects.get_object(object_key(TOPIC, name.data_name), MIB))
+    raw = bytes(setup.objects.get_object(object_key(TOPIC, name.index_name), MIB))
+    known = decode_index(raw)
+    theirs = encode_index(replace(known, metadata=replace(known.metadata, custom=())))
+    setup.objects.put_object(object_key(TOPIC, other.data_name), data)
+    damaged = raw[:-1] if index == "cut off" else theirs
+    setup.objects.put_object(object_key(TOPIC, other.index_name), damaged)
+    [item] = sweep(setup.catalog, setup.objects, grace_minutes=0, dry_run=False).items
+    assert item.key == object_key(TOPIC, other.data_name)
+    assert (item.action, "does not say which messages" in item.reason) == (Action.KEPT, True)
+    assert len(ledger_files(setup)) == 5
+
+
+def test_a_restore_takes_no_ledger_by_the_index_of_another_one(setup: Setup) -> None:
+    """The index says at which offset a ledger begins: messages would get wrong offsets."""
+    for _ in range(2):
+        with setup.topic() as topic:
+            fill(topic, 50)
+            topic.upload()
+    names = [parse_ledger(each.object_id) for each in setup.descriptors()]
+    keys = [object_key(TOPIC, name.index_name) for name in names if name is not None]
+    first, second = (bytes(setup.objects.get_object(key, MIB)) for key in keys)
+    for key, raw in zip(keys, (second, first), strict=True):
+        setup.objects.put_object(key, raw)
+    for key in setup.listed():
+        if key.endswith(".json"):
+            setup.objects.delete_object(key)
+    shutil.rmtree(setup.data)
+    setup.kv = SqliteKv(None)
+    setup.catalog = Catalog(setup.kv, clock=setup.clock)
+    with pytest.raises(CorruptLog, match="no undamaged object holds the offsets 0 to") as raised:
+        restored(setup)
+    assert isinstance(raised.value.__cause__, ForeignObject)
+    assert "is not the ledger of its index object" in str(raised.value.__cause__)
 
 
 def test_the_row_of_an_attempt_that_is_gone_is_forgotten_after_a_day(setup: Setup) -> None:

@@ -41,8 +41,9 @@ from forebay.admin.records import (
 from forebay.admin.request import BUDGET_WAIT_SECONDS, STALL_SECONDS, ByteBudget, RequestBody
 from forebay.errors import ForebayError, ServiceUnavailable, WaitTimeout
 from forebay.format.names import write_of_staged
+from forebay.limits import OFFSET_MAX
 from forebay.logs import event
-from forebay.pipeline.sink.commit import Committed, SinkBatch
+from forebay.pipeline.sink.commit import NO_BATCH, Committed, SinkBatch
 from forebay.pipeline.sink.owner import (
     PARTS_MAX,
     REQUEST_BYTES_MAX,
@@ -95,6 +96,13 @@ class BatchRequest(Record, frozen=True):
     query: Annotated[
         Annotated[str, Meta(min_length=1, max_length=_QUERY_CHARS_MAX)] | None,
         Meta(description="The id of the streaming query that numbers the batches."),
+    ] = None
+    after: Annotated[
+        Annotated[int, Meta(ge=NO_BATCH, le=OFFSET_MAX)] | None,
+        Meta(
+            description="The sink's last batch when this one was planned; -1 if it had none. "
+            "The batch is refused if another one was appended since."
+        ),
     ] = None
 
 
@@ -284,7 +292,9 @@ class SinkCommits:
 def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
     """May take long: not on the event loop."""
     found = decode_body(data, _DECODER)
-    batch = SinkBatch(found.sink_id, found.batch, found.named, found.streaming, found.query)
+    batch = SinkBatch(
+        found.sink_id, found.batch, found.named, found.streaming, found.query, found.after
+    )
     parts = [Part(**structs.asdict(each)) for each in found.parts]
     check_request(batch, parts)
     return batch, parts

@@ -371,14 +371,20 @@ class Catalog:
         return self.chain(topic).totals()
 
     def get_object_descriptors(
-        self, topic: TopicName, start: int = 0
+        self,
+        topic: TopicName,
+        start: int = 0,
+        *,
+        decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
     ) -> Iterator[ObjectDescriptor]:
         """Yields every descriptor from the one that holds `start`, reading a page at a time.
+
+        Who keeps very many of them passes `decode_outline`: an index may have thousands of entries.
 
         If a compaction happens between two pages, the first descriptor of the next page may
         overlap offsets that were already yielded.
         """
-        while page := self.get_object_descriptors_range(topic, start):
+        while page := self.get_object_descriptors_range(topic, start, decoder=decoder):
             yield from page
             start = page[-1].next_offset
 

@@ -31,7 +31,7 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
-from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.names import parse_ledger
 from forebay.interrupts import run_aside
 from forebay.logs import event
@@ -127,6 +127,7 @@ class History:
     """What a topic's ledgers are made of."""
 
     objects: Sequence[ObjectDescriptor]
+    """Without their indexes, of which each may have thousands of entries."""
     planned: Sequence[PlannedObject]
     """The ledgers that the sealed segments after the objects make."""
     attempts: Sequence[LedgerAttempt]
@@ -145,10 +146,11 @@ class History:
 def ledgers_of(history: History) -> list[Ledger]:
     """Returns a topic's ledgers, oldest first. The last one is open."""
     found = [_committed(each, history.local_start) for each in history.objects if each.is_ledger]
-    attempts = {each.span: each for each in history.attempts}
+    # Whoever writes a ledger that begins there takes its id, even if it ends elsewhere now.
+    attempts = {each.start: each for each in history.attempts}
     given = 0
     for planned, closed_ms in zip(history.planned, history.closed_ms, strict=True):
-        attempt = attempts.get(planned.span)
+        attempt = attempts.get(planned.start_offset)
         if attempt is None:
             ledger_id, context = history.ids.at(history.ids.given + given), None
             given += 1
@@ -249,7 +251,7 @@ class ManagedLedger:
         segments = list(storage.wal.segments())
         planned = uploader.planned_ledgers(record.tail, force=True) if self._offloads() else []
         return History(
-            list(uploader.catalog.get_object_descriptors(uploader.topic)),
+            list(uploader.catalog.get_object_descriptors(uploader.topic, decoder=decode_outline)),
             planned,
             list(rows.attempts(record.tail)),
             ids,
@@ -288,6 +290,8 @@ class ManagedLedger:
         thread.start()
 
     def _begin(self, position: Position) -> tuple[list[Ledger], Position]:
+        with self._lock:
+            self._require_none()  # before all ledgers are listed, which may be many
         self._storage.refresh_settings()
         if not self._offloads():
             raise UsageError(
@@ -298,13 +302,16 @@ class ManagedLedger:
         require_position(ledgers, position)
         chosen, first = before(ledgers, position)
         with self._lock:
-            if self._status.state is OffloadState.RUNNING:
-                raise OffloadInProgress(
-                    f"{self._storage.name}: an offload of the topic is running; try again when it "
-                    "has ended"
-                )
+            self._require_none()
             self._status = OffloadStatus(OffloadState.RUNNING)
         return chosen, first
+
+    def _require_none(self) -> None:
+        if self._status.state is OffloadState.RUNNING:
+            raise OffloadInProgress(
+                f"{self._storage.name}: an offload of the topic is running; try again when it has "
+                "ended"
+            )
 
     def _run(self, chosen: Sequence[Ledger], first: Position) -> Position:
         try:

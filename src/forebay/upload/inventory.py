@@ -50,7 +50,12 @@ from forebay.format.names import (
 )
 from forebay.format.pulsar.frames import EntryAssembler
 from forebay.format.pulsar.index import LedgerIndex, decode_index
-from forebay.format.pulsar.topic_ledger import block_bytes_of, ledger_facts, offsets_of_ledger
+from forebay.format.pulsar.topic_ledger import (
+    block_bytes_of,
+    content_hash_of,
+    ledger_facts,
+    offsets_of_ledger,
+)
 from forebay.limits import DESCRIPTOR_BYTES_MAX, LEDGER_INDEX_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.markers import StoredMarker, in_order, read_marker
@@ -488,6 +493,8 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
             f"{content.value}, but the sidecar says {beside.content_hash}. Put the right object "
             "back from a copy of the store, or delete the sidecar to use the object as it is"
         )
+    if candidate.index is not None:
+        _require_own_index(store, candidate, candidate.index, content.value)
     reading.whole += 1
     plain = not name.compressed and candidate.ledger is None
     return ObjectDescriptor(
@@ -505,6 +512,22 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         format=None if candidate.index is None else PULSAR,
         ledger=None if candidate.index is None else _ledger_facts(candidate, candidate.index),
     )
+
+
+def _require_own_index(
+    store: Backend, candidate: Candidate, index: LedgerIndex, content_hash: str
+) -> None:
+    """Raises ForeignObject if the index object of a ledger is that of another one.
+
+    It says at which offset the ledger begins, and the hash is over frames with their offsets.
+    """
+    said = content_hash_of(index)
+    if said not in (None, content_hash):
+        raise ForeignObject(
+            f"{store.name}: {candidate.key} is not the ledger of its index object: its content has "
+            f"the hash {content_hash}, but the index says {said}. Put the right index back from a "
+            "copy of the store"
+        )
 
 
 def _ledger_facts(candidate: Candidate, index: LedgerIndex) -> Ledger:

@@ -50,7 +50,7 @@ from forebay.errors import (
     ServiceError,
     ServiceUnavailable,
 )
-from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.names import (
     STAGING_PREFIX,
     MarkerName,
@@ -121,6 +121,10 @@ ALARMS: Final = frozenset({Kind.MISSING, Kind.RESIZED, Kind.UNNAMED, Kind.NEWER,
 
 NAMED_BY_NONE: Final = "no descriptor names it"
 TOO_YOUNG: Final = "it is younger than the grace time"
+_UNREADABLE: Final = (
+    "its index object does not say which messages it holds: put the right one back, or delete both"
+)
+"""Of a ledger without a row: an older catalog has none of newer ledgers, whatever their index."""
 
 
 class Chain(Protocol):
@@ -129,7 +133,8 @@ class Chain(Protocol):
     def span(self, stored: Stored, life: Life | None) -> Range | None:
         """Returns the offsets of a finished object. Those of a ledger may be in its index object.
 
-        None for others, and for a ledger whose index object is missing: it was never complete.
+        None for others, and for a ledger whose index object is missing, because it was never
+        complete, or does not say them.
         """
 
     def names(self, object_id: str) -> bool:
@@ -170,7 +175,8 @@ def judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain)
         return verdict
     span = chain.span(stored, life)
     if span is None:
-        return verdict
+        unknown = life is None and stored.index is not None
+        return verdict._replace(remove=False, reason=_UNREADABLE) if unknown else verdict
     if span[1] > situation.record.tail:
         return _after_tail(verdict, life)
     needed = [(max(span[0], situation.record.start_offset), span[1])]
@@ -624,7 +630,7 @@ class _TopicSweep:
     def _ledgers(self) -> set[str]:
         """Returns the ledgers of the chain, whose names do not say where they are in it."""
         if self._chained is None:
-            chain = self._catalog.get_object_descriptors(self._topic)
+            chain = self._catalog.get_object_descriptors(self._topic, decoder=decode_outline)
             self._chained = {each.object_id for each in chain if each.is_ledger}
         return self._chained
 

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -19,7 +20,13 @@ import forebay
 from forebay.errors import ServiceUnavailable, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.pulsar.topic import PulsarTopic
-from forebay.pipeline.jobs.import_pulsar import PulsarImportReport, import_pulsar, target_of
+from forebay.pipeline.jobs.import_pulsar import (
+    PulsarImportReport,
+    PulsarImportRow,
+    import_pulsar,
+    target_of,
+)
+from forebay.pipeline.jobs.replay import target_owner
 from forebay.pipeline.pulsar.options import bucket_at
 from support import pulsar_entries as pulsar
 from support.paths import TESTS
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from support.s3_server import S3Server
+
+OWNER: Final = "forebay.pipeline.jobs.import_pulsar.target_owner"
 
 
 def run(path: Path, **choices: Any) -> PulsarImportReport:
@@ -237,6 +246,70 @@ def test_a_batch_whose_tasks_fail_is_imported_by_the_next_run(
     [row] = run(tmp_path).rows
     assert (row.known, row.messages, row.repeated) == (3, 9, 0)
     assert payloads(tmp_path) == values_of(*range(6))
+
+
+@pytest.mark.parametrize("seen", [(6, 7), (5, 6, 7, 9)])
+def test_of_two_imports_at_once_only_one_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: tuple[int, ...]
+) -> None:
+    """The other one runs from its beginning to its end between reading and appending.
+
+    It lists the bucket at another moment, so that it sees fewer ledgers, or more.
+    """
+    put(tmp_path, {each: entries_of(each) for each in (6, 7, 9)})
+    rows: list[PulsarImportRow] = []
+
+    @contextmanager
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(OWNER, target_owner)
+        (tmp_path / "bucket").rename(tmp_path / "aside")
+        put(tmp_path, {each: entries_of(each) for each in seen})
+        rows.extend(run(tmp_path).rows)
+        (tmp_path / "bucket").rename(tmp_path / "other")
+        (tmp_path / "aside").rename(tmp_path / "bucket")
+        with target_owner(*arguments) as commit:
+            yield commit
+
+    monkeypatch.setattr(OWNER, overtaken)
+    [refused] = run(tmp_path).rows
+    assert (rows[0].error, refused.messages) == (None, 0)
+    assert payloads(tmp_path) == values_of(*seen)
+    assert refused.error is not None
+    expected = values_of(*sorted({*seen, 9}))
+    assert (run(tmp_path).rows[0].error, payloads(tmp_path)) == (None, expected)
+
+
+def test_a_batch_that_another_import_overtook_leaves_no_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, {7: entries_of(7)})
+
+    @contextmanager
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(OWNER, target_owner)
+        with target_owner(*arguments) as commit:
+
+            def late(batch: Any, parts: Any) -> Any:
+                commit(replace(batch, number=7, after=None), parts)
+                return commit(batch, parts)
+
+            yield late
+
+    monkeypatch.setattr(OWNER, overtaken)
+    [row] = run(tmp_path).rows
+    assert "planned before another run" in str(row.error)
+    put(tmp_path, {5: entries_of(5)})
+    assert run(tmp_path).rows[0].late == [5]
+
+
+def test_a_topic_that_was_deleted_is_imported_again(tmp_path: Path) -> None:
+    put(tmp_path, {5: entries_of(5)})
+    assert run(tmp_path).messages == 3
+    with forebay.open(tmp_path / "data") as store:
+        store.delete("orders")
+    [row] = run(tmp_path).rows
+    assert (row.error, row.messages) == (None, 3)
+    assert payloads(tmp_path) == values_of(5)
 
 
 def a_large_topic(path: Path) -> list[bytes]:

@@ -23,7 +23,9 @@ from support import pulsar_entries as pulsar
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled twin was not built")
 
-LEDGER: Final = Ledger(PulsarTopic("public/default", "orders-partition-3"), 7, "k", 1, 1, None, 0)
+LEDGER: Final = Ledger(
+    PulsarTopic("public/default", "orders-partition-3"), 7, "k", 1, 1, 1, None, 0
+)
 MAKER: Final = BatchMaker((*COLUMNS, *MORE_COLUMNS))
 TEXT: Final = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 TIME: Final = st.integers(0, 253_402_300_799_999)

@@ -35,6 +35,7 @@ from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
 from forebay.pipeline.pulsar.bucket import Bucket
 from forebay.pipeline.pulsar.options import PulsarOptions, pulsar_options
+from forebay.pipeline.pulsar.plan import splits
 from forebay.pipeline.pulsar.scan import plan_scan, read_split
 from support import pulsar_entries as pulsar
 from support.ledgers import REAL_DATA, REAL_INDEX
@@ -242,6 +243,19 @@ def test_times_skip_ledgers_and_choose_messages(tmp_path: Path) -> None:
     assert both == [b"orders 0", b"orders 1"]
 
 
+def test_a_message_that_was_stored_days_after_it_was_published_is_found(tmp_path: Path) -> None:
+    """One that was replicated keeps its time, however long the other cluster was not reached."""
+    day = 24 * 3_600_000
+    late = pulsar.entry(b"late", replicated_from="west", publish_time=pulsar.TIME)
+    with closing(at(tmp_path)) as store:
+        put_ledger(store, 7, [late], created_ms=pulsar.TIME + 5 * day)
+        put_ledger(store, 8, [pulsar.entry(b"x")], created_ms=pulsar.TIME + 30 * day)
+    end = {"endingTimestamp": pulsar.TIME + day}
+    assert values(tmp_path, **end)[:1] == [b"late"]
+    [split] = plan_scan(options_of(tmp_path, **end))
+    assert [part.ledger.ledger_id for part in split.parts] == [7]
+
+
 def test_an_upload_that_failed_is_left_out_and_two_are_read_once(tmp_path: Path) -> None:
     entries = [pulsar.entry(bytes([number])) for number in range(5)]
     with closing(at(tmp_path)) as store:
@@ -261,6 +275,31 @@ def test_two_clusters_in_one_prefix_are_told_apart(tmp_path: Path) -> None:
         put_ledger(store, 7, [pulsar.entry(b"bb")])
     with pytest.raises(UsageError, match="name a prefix that holds those of one cluster"):
         values(tmp_path)
+
+
+def test_uploads_of_one_ledger_with_blocks_of_two_sizes_are_read_once(tmp_path: Path) -> None:
+    entries = [pulsar.entry(b"%d" % number) for number in range(200)]
+    with closing(at(tmp_path)) as store:
+        for block_bytes in (1024, 4096):
+            put_ledger(store, 7, entries, block_bytes=block_bytes)
+    assert values(tmp_path) == [b"%d" % number for number in range(200)]
+
+
+def test_a_ledger_of_another_topic_with_the_same_number_hides_no_damage(tmp_path: Path) -> None:
+    entry = [pulsar.entry(b"a")]
+    with closing(at(tmp_path)) as store:
+        put_ledger(store, 7, entry, folder="one/")
+        other = "public/default/persistent/invoices"
+        key = put_ledger(store, 7, entry, managed_ledger=other, folder="two/")
+        index = bytes(store.get_object(f"{key}-index", 10_000))
+        store.put_object(f"{key}-index", index[:-1])
+        with pytest.raises(CorruptLog, match=f"{key}-index: .*cut off"):
+            values(tmp_path)
+        store.put_object(f"{key}-index", index)
+        store.delete_object(key)
+        with pytest.raises(CorruptLog, match="there is no data object for it"):
+            values(tmp_path)
+        assert values(tmp_path, failOnDataLoss="false") == [b"a"]
 
 
 def damage(path: Path, key: str, position: int) -> None:
@@ -351,6 +390,18 @@ def test_a_ledger_without_a_name_says_its_topic_in_the_metadata_of_the_object(
         [row] = rows_of(options_of(tmp_path, **columns))
         assert row == {"__topic": "persistent://t/n/x"}
 
+        class Gcs(CloudStore):
+            """The names of metadata have capital letters there."""
+
+            def head(self, key: str) -> ObjectMeta:
+                meta = super().head(key)
+                capitals = {"managedledgername": "ManagedLedgerName"}
+                named = {capitals.get(each, each): text for each, text in meta.metadata.items()}
+                return replace(meta, metadata=named)
+
+        [ledger] = Bucket(Gcs(LocalBackend(tmp_path))).look()
+        assert str(ledger.topic) == "persistent://t/n/x"
+
 
 def test_blocks_are_tasks_and_small_ones_are_packed(tmp_path: Path) -> None:
     entries = [pulsar.entry(b"x" * 1000) for _ in range(100)]
@@ -367,6 +418,23 @@ def test_blocks_are_tasks_and_small_ones_are_packed(tmp_path: Path) -> None:
 
 def large(entries: Sequence[bytes]) -> int:
     return sum(len(entry) for entry in entries)
+
+
+def test_a_task_knows_the_ledgers_around_its_own_and_no_others(tmp_path: Path) -> None:
+    names = {1: "a", 2: "b"}
+    with closing(at(tmp_path)) as store:
+        for ledger_id in range(40):
+            for number, name in names.items():
+                managed = f"public/default/persistent/{name}"
+                entry = [pulsar.entry(b"%d" % number)]
+                put_ledger(store, 100 * number + ledger_id, entry, managed_ledger=managed)
+        bucket = Bucket(store)
+        there = bucket.look()
+        wanted = [each for each in there if each.ledger_id in (102, 120, 239)]
+        [split] = splits(bucket, wanted, there, 1 << 20)
+    around = [each.ledger.ledger_id for each in split.around]
+    assert around == [*range(100, 129), *range(231, 240)]
+    assert [each.ledger.ledger_id for each in split.around if each.read] == [102, 120, 239]
 
 
 def test_a_message_in_chunks_is_whole_across_ledgers_that_times_leave_out(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from forebay.admin.records import JSON, Count, Record, encode
 from forebay.admin.request import LONG_STALL_SECONDS
 from forebay.admin.response import Client, ClientStalled, disconnected, report_drop
 from forebay.errors import ForebayError, ServiceUnavailable
+from forebay.format.descriptor import decode_outline
 from forebay.format.names import (
     TOPICS_PREFIX,
     LedgerName,
@@ -245,7 +246,7 @@ class _Known:
         known = cls(topic)
         for attempt in resources.catalog.ledgers(topic).attempts():
             known.attempted[attempt.name.ledger_id] = attempt.name.uid
-        for each in resources.catalog.get_object_descriptors(topic):
+        for each in resources.catalog.get_object_descriptors(topic, decoder=decode_outline):
             name = parse_ledger(each.object_id)
             if name is not None:
                 known.committed[name.ledger_id] = name.uid, each.count

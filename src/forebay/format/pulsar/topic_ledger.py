@@ -88,6 +88,14 @@ def offsets_of_ledger(index: LedgerIndex) -> tuple[int, int] | None:
     return (int(text), end) if end <= OFFSET_MAX else None
 
 
+def content_hash_of(index: LedgerIndex) -> str | None:
+    """Returns the hash of the frames of a topic's ledger; None if the index says none."""
+    try:
+        return index.metadata.text(CONTENT_HASH)
+    except LedgerError:
+        return None
+
+
 def block_bytes_of(index: LedgerIndex) -> int:
     """Returns the size of the blocks: that of all but the last one."""
     return index.blocks[1].position if len(index.blocks) > 1 else index.data_bytes

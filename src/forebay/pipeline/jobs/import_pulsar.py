@@ -32,14 +32,21 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.catalog.job_state import ANYTHING, read_job_state, write_job_state
-from forebay.errors import CorruptLog, ForebayError, InvalidTopicName, MissingData, UsageError
+from forebay.catalog.job_state import JobState, find_job_state, write_job_state
+from forebay.errors import (
+    CommitRefused,
+    CorruptLog,
+    ForebayError,
+    InvalidTopicName,
+    MissingData,
+    UsageError,
+)
 from forebay.format.names import TopicName, parse_topic, staged_file
 from forebay.format.pulsar.messages import Kind
 from forebay.format.pulsar.topic import PulsarTopic
@@ -57,6 +64,7 @@ from forebay.pipeline.pulsar.plan import Neighbour, Split, splits
 from forebay.pipeline.pulsar.seen import decode_seen, encode_seen
 from forebay.pipeline.sink.commit import (
     MARK,
+    NO_BATCH,
     SinkBatch,
     SinkState,
     read_sink_state,
@@ -468,6 +476,10 @@ class _TopicImport:
         self._row = row
         self._sink = _sink(topic)
         self._catalog = run.resources.catalog
+        self._after = NO_BATCH
+        """The last batch that was appended."""
+        self._note: JobState | None = None
+        """The note as this run has read it or written it."""
         work = partial(_read_task, run.resources.settings, run.options, run.choices, str(target))
         self._staging = self._waves(work)
         self._counting = self._waves(
@@ -486,6 +498,8 @@ class _TopicImport:
 
     def __call__(self, *, apply: bool) -> None:
         state = read_sink_state(self._catalog, self._target, self._sink)
+        self._after = NO_BATCH if state is None else state.batch
+        self._note = find_job_state(self._catalog, self._target, _note(self._sink))
         begun, rest = self._left(state)
         batches = [begun] if begun else []
         batches += _batches(rest, min(self._staging.bytes_max(), _BATCH_BYTES_MAX))
@@ -534,14 +548,13 @@ class _TopicImport:
 
     def _noted(self) -> frozenset[int]:
         """The ledgers that were imported, and those of the batch after them."""
-        value = read_job_state(self._catalog, self._target, _note(self._sink))
-        if value is None:
+        if self._note is None or not self._note.value:
             return frozenset()
-        document = json.loads(zlib.decompress(value))
+        document = json.loads(zlib.decompress(self._note.value))
         return decode_seen(document).get(str(self._topic), frozenset())
 
     def _remember(self, batch: Sequence[Ledger]) -> None:
-        """Notes the ledgers of a batch, before it is begun."""
+        """Notes the ledgers of a batch, before it is begun; CommitRefused if another run did."""
         noted = self._noted() | {each.ledger_id for each in batch}
         value = zlib.compress(json.dumps(encode_seen({str(self._topic): noted})).encode())
         if len(value) > JOB_STATE_BYTES_MAX:
@@ -550,7 +563,16 @@ class _TopicImport:
                 "import the rest into another topic, from a bucket without the first ones"
             )
         name = _note(self._sink)
-        write_job_state(self._catalog, self._target, name, value, expected=ANYTHING)
+        self._note = write_job_state(self._catalog, self._target, name, value, expected=self._note)
+
+    def _forget(self, before: JobState | None) -> None:
+        """Takes back the note of a batch that was refused: its ledgers are not imported."""
+        name = _note(self._sink)
+        value = b"" if before is None else before.value
+        with suppress(CommitRefused):  # another run notes what it imports
+            self._note = write_job_state(
+                self._catalog, self._target, name, value, expected=self._note
+            )
 
     # -- one batch ------------------------------------------------------------------------------
 
@@ -570,9 +592,21 @@ class _TopicImport:
         except ForebayError:
             discard(self._run.resources.store, parts)
             raise
-        self._remember(batch)
-        number = SinkBatch(self._sink, batch[-1].ledger_id + 1, named=True, query=self._sink)
-        committed = commit(number, parts)
+        before = self._note
+        try:
+            self._remember(batch)
+        except ForebayError:
+            discard(self._run.resources.store, parts)
+            raise
+        last, sink = batch[-1].ledger_id + 1, self._sink
+        number = SinkBatch(sink, last, named=True, query=sink, after=self._after)
+        try:
+            committed = commit(number, parts)
+        except UsageError:
+            self._forget(before)
+            raise
+        if committed.appended + committed.known:
+            self._after = last
         self._row.messages += committed.appended
         self._row.repeated += committed.known
 

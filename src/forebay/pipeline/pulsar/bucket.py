@@ -2,12 +2,13 @@
 
 An index object names its topic, and says where the blocks of its data object are. It is written
 last, so a data object without one is an upload that failed, or has not ended yet, and is left out.
-Two complete uploads of one ledger have the same entries: the first by its name is taken.
+Two complete uploads of one ledger have the same entries, maybe in blocks of another size: the first
+by its name is taken.
 
 A `Bucket` remembers what it read, so that a stream reads an index only once.
 
 Beware: a bucket may hold ledgers of several clusters, which count their ledgers each for itself. If
-two of them have the same topic and the same number, but another size, that is an error.
+two of them have the same topic and the same number, but other entries, that is an error.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Ledger:
     size: int
     """Of the data object, in bytes."""
     entries: int
+    entry_bytes: int
+    """Of all entries, without their headers: it does not depend on the size of blocks."""
     created_ms: int | None
     """When the ledger was created; no message was published before, as far as clocks are right.
     None for ledgers whose messages may be older."""
@@ -137,12 +140,13 @@ class Bucket:
             raw = self._store.get_range(meta.key, 0, head.size)
         except ObjectMissing:
             return None
-        version = head.metadata.get(_VERSION)
+        said = {name.lower(): value for name, value in head.metadata.items()}  # GCS has capitals
+        version = said.get(_VERSION)
         if version not in (None, "1"):
             return LedgerError(f"it has the format version {version}, not 1"), nowhere
         try:
             index = decode_index(raw)
-            name = index.metadata.managed_ledger or head.metadata.get(_TOPIC)
+            name = index.metadata.managed_ledger or said.get(_TOPIC)
         except LedgerError as error:
             return error, nowhere
         return index, topic_of_managed_ledger(name)
@@ -151,7 +155,7 @@ class Bucket:
         self, data: dict[str, ObjectMeta], indexes: dict[str, tuple[ObjectMeta, LedgerName]]
     ) -> list[Ledger]:
         found: dict[tuple[PulsarTopic, int], Ledger] = {}
-        faults: dict[int, str] = {}
+        faults: list[tuple[PulsarTopic, LedgerName, str, str]] = []
         for key, (meta, name) in sorted(indexes.items()):
             known = self._indexes.get(meta.key)
             if known is None:
@@ -159,21 +163,21 @@ class Bucket:
             _, index, topic = known
             reason = _fault(index, data.get(key))
             if reason is not None or isinstance(index, LedgerError):
-                faults.setdefault(name.ledger_id, f"{self._store.name}: {meta.key}: {reason}")
+                said = f"{self._store.name}: {meta.key}: {reason}"
+                faults.append((topic, name, key.rpartition("/")[0], said))
                 continue
             ledger = _ledger(topic, name.ledger_id, key, index, meta)
             before = found.setdefault(ledger.id, ledger)
-            if (before.entries, before.size) != (ledger.entries, ledger.size):
+            if (before.entries, before.entry_bytes) != (ledger.entries, ledger.entry_bytes):
                 raise UsageError(
                     f"{self._store.name}: {before.key} and {key} are two different ledgers "
                     f"{name.ledger_id} of {topic}: name a prefix that holds those of one cluster"
                 )
-        readable = {ledger.ledger_id for ledger in found.values()}
-        self._report({number: said for number, said in faults.items() if number not in readable})
+        self._report(_unreadable(faults, found.values()))
         return sorted(found.values(), key=lambda ledger: ledger.id)
 
-    def _report(self, faults: dict[int, str]) -> None:
-        for said in faults.values():
+    def _report(self, faults: Iterable[str]) -> None:
+        for said in faults:
             if self._fail:
                 raise CorruptLog(
                     f"{said}; offload the ledger again, delete the object, or set "
@@ -182,6 +186,23 @@ class Bucket:
             if said not in self._reported:
                 self._reported.add(said)
                 event(_log, logging.WARNING, "ledger left out", reason=said)
+
+
+def _unreadable(
+    faults: Iterable[tuple[PulsarTopic, LedgerName, str, str]], readable: Iterable[Ledger]
+) -> list[str]:
+    """What is wrong with the uploads of ledgers of which no other upload can be read.
+
+    An upload whose index does not say its topic may be of any ledger with its number in its folder.
+    """
+    there: set[tuple[object, int]] = set()
+    for ledger in readable:
+        there |= {ledger.id, (ledger.key.rpartition("/")[0], ledger.ledger_id)}
+    return [
+        said
+        for topic, name, folder, said in faults
+        if ((topic if topic.namespace else folder), name.ledger_id) not in there
+    ]
 
 
 def _fault(index: LedgerIndex | LedgerError, data: ObjectMeta | None) -> str | None:
@@ -201,7 +222,10 @@ def _ledger(
     own = any(name.startswith(_OWN) for name, _ in index.metadata.custom)
     created = None if own else index.metadata.created_ms or None
     entries = index.last_entry_id + 1
-    return Ledger(topic, ledger_id, key, index.data_bytes, entries, created, meta.modified_ms)
+    length = index.metadata.length
+    return Ledger(
+        topic, ledger_id, key, index.data_bytes, entries, length, created, meta.modified_ms
+    )
 
 
 def side_by_side(
@@ -222,12 +246,13 @@ def side_by_side(
 
 
 def within(
-    ledgers: Sequence[Ledger], start: int | None, end: int | None, slack_ms: int
+    ledgers: Sequence[Ledger], start: int | None, end: int | None, slack_ms: int, late_ms: int
 ) -> list[Ledger]:
     """The ledgers, sorted as by `look`, that may have messages published in `start..end`.
 
     A ledger is created when its topic's one before is closed, so both times are known but for
-    clocks that are wrong. `slack_ms` is how wrong they may be.
+    clocks that are wrong. `slack_ms` is how wrong they may be. A message keeps its time when it is
+    stored late, as those are that another cluster sent: at most `late_ms` after it was published.
     """
     found = []
     for number, ledger in enumerate(ledgers):
@@ -238,7 +263,7 @@ def within(
         if ledger.created_ms is not None:
             if start is not None and closed + slack_ms < start:
                 continue
-            if end is not None and ledger.created_ms - slack_ms >= end:
+            if end is not None and ledger.created_ms - late_ms >= end:
                 continue
         found.append(ledger)
     return found

@@ -9,7 +9,7 @@ another block, or in the next ledger: see `chunks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +24,8 @@ AROUND: Final = 8
 CLOCK_SLACK_MS: Final = 3_600_000
 """How far the clocks of producers, brokers and the store may differ before a ledger is skipped that
 has messages of the wanted time."""
+LATE_MS: Final = 7 * 24 * 3_600_000
+"""How long after it was published a message may be stored: a replicator catches up for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def plan_ledgers(bucket: Bucket, options: PulsarOptions) -> list[Split]:
 
 
 def in_time(ledgers: Sequence[Ledger], options: PulsarOptions) -> list[Ledger]:
-    return within(ledgers, options.starting_time, options.ending_time, CLOCK_SLACK_MS)
+    start, end = options.starting_time, options.ending_time
+    return within(ledgers, start, end, CLOCK_SLACK_MS, LATE_MS)
 
 
 def splits(
@@ -67,11 +70,9 @@ def splits(
     """Splits that read the wanted ledgers; `known` are all in which chunks may be, sorted."""
     parts = (part for ledger in wanted for part in blocks_of(ledger, bucket.index(ledger)))
     read = {ledger.id for ledger in wanted}
-    topics: dict[PulsarTopic, list[Neighbour]] = {}
-    for ledger in known:
-        neighbour = Neighbour(ledger, ledger.id in read)
-        topics.setdefault(ledger.topic, []).append(neighbour)
-    return [Split(each, _around(each, topics)) for each in _packed(parts, split_bytes)]
+    neighbours = [Neighbour(ledger, ledger.id in read) for ledger in known]
+    numbers = {each.ledger.id: number for number, each in enumerate(neighbours)}
+    return [Split(each, _around(each, neighbours, numbers)) for each in _packed(parts, split_bytes)]
 
 
 def blocks_of(ledger: Ledger, index: LedgerIndex) -> Iterator[Part]:
@@ -102,12 +103,19 @@ def _packed(parts: Iterable[Part], split_bytes: int) -> Iterator[tuple[Part, ...
 
 
 def _around(
-    parts: Sequence[Part], topics: dict[PulsarTopic, list[Neighbour]]
+    parts: Sequence[Part],
+    known: Sequence[Neighbour],
+    numbers: Mapping[tuple[PulsarTopic, int], int],
 ) -> tuple[Neighbour, ...]:
-    found: list[Neighbour] = []
-    for topic in dict.fromkeys(part.ledger.topic for part in parts):
-        own = {part.ledger.ledger_id for part in parts if part.ledger.topic == topic}
-        known = topics[topic]
-        at = [number for number, each in enumerate(known) if each.ledger.ledger_id in own]
-        found += known[max(at[0] - AROUND, 0) : at[-1] + AROUND + 1]
-    return tuple(found)
+    """The ledgers of the parts and those around and between them, by the numbers of all."""
+    ends: dict[PulsarTopic, tuple[int, int]] = {}
+    for ledger in dict.fromkeys(part.ledger for part in parts):
+        at = numbers[ledger.id]
+        first, last = ends.get(ledger.topic, (at, at))
+        ends[ledger.topic] = min(first, at), max(last, at)
+    return tuple(
+        each
+        for topic, (first, last) in ends.items()
+        for each in known[max(first - AROUND, 0) : last + AROUND + 1]
+        if each.ledger.topic == topic
+    )

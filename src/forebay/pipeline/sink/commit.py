@@ -107,6 +107,10 @@ class Run(NamedTuple):
         return f"{self.query}.{self.rows}"
 
 
+NO_BATCH: Final = -1
+"""In place of the number of a sink's last batch, if it has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkBatch:
     """One batch of one sink."""
@@ -119,6 +123,9 @@ class SinkBatch:
     query: str | None = None
     """The id of whoever numbers the batches, so that a second batch of the same number is the same
     batch: a streaming query, as its checkpoint knows it, or a replay. None if users number them."""
+    after: int | None = None
+    """The last batch of the sink when this one was planned, NO_BATCH if there was none. Another run
+    may have appended some of the rows since. None if the rows do not depend on it."""
 
     def __str__(self) -> str:
         return f"batch {self.number} of the sink {self.sink_id!r}"
@@ -250,11 +257,16 @@ def decide(
     | a later batch     | refuse                          | refuse                                 |
 
     The query is the same only if both are known; it is another one only if both are known, too.
+    If a batch says after which one it was planned, and the note has another one, then it is refused
+    too, unless the note has this batch with the same rows.
     UsageError for a batch that is refused. A begun batch of users' own numbers is completed with
     its first rows before it is refused (`Decision.refused`).
     """
     if not batch.named:
         return Decision(Action.APPEND)
+    moved = batch.after not in (None, NO_BATCH if state is None else state.batch)
+    if moved and (state is None or state.batch < batch.number):
+        raise planned_before(topic, batch)
     if state is None:
         return Decision(Action.APPEND, None if began_here(origin) else 0)
     if state.batch > batch.number:
@@ -266,7 +278,7 @@ def decide(
             raise another_query(topic, batch, state.batch)
         trusted = state.origin == origin and state.done
         return Decision(Action.APPEND, None if trusted else state.offset)
-    why = None if own else _difference(topic, batch, state, rows, content)
+    why = None if own and not moved else _difference(topic, batch, state, rows, content)
     if why is not None and foreign:
         raise another_query(topic, batch, state.batch)
     if state.done and why is not None:
@@ -311,6 +323,15 @@ def another_query(topic: TopicName, batch: SinkBatch, reached: int) -> UsageErro
         f"which wrote batch {reached}. Batch {batch.number} of this query does not repeat it, and "
         "was not appended. Give this query another sinkId, or continue the other one with its "
         "checkpoint"
+    )
+
+
+def planned_before(topic: TopicName, batch: SinkBatch) -> UsageError:
+    """The error for a batch that another run of the same job has overtaken."""
+    return UsageError(
+        f"{topic}: {batch} was planned before another run appended to the topic, or before the "
+        "topic was deleted: it may have the same rows, and was not appended. Do not run the same "
+        "job twice at a time, and run it again now"
     )
 
 

@@ -134,6 +134,7 @@ def encode_request(batch: SinkBatch, parts: Sequence[Part]) -> dict[str, Any]:
         "named": batch.named,
         "streaming": batch.streaming,
         "query": batch.query,
+        **({} if batch.after is None else {"after": batch.after}),
         "parts": [asdict(part) for part in parts],
     }
 
