@@ -286,7 +286,8 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
 
 ELSEWHERE: Final = (
     *("compact_", "export_", "pipeline_", "replay_", "sink_", "verify_"),
-    *("broker_", "build_", "http_", "job", "start_", "spark_", "driver_", "subscription"),
+    *("broker_", "build_", "http_", "job", "schema_", "start_", "spark_", "driver_"),
+    "subscription",
 )
 """Metrics of jobs and of servers, if they were imported; their own suites look at them."""
 NOW: Final = {
