@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forebay.format.descriptor import ObjectDescriptor
     from forebay.format.message import MessageId, StreamMessage
     from forebay.objects.store import CloudStore
+    from forebay.pulsar.offloader import LedgerOffloader
     from forebay.read.cloud_reader import CloudReader
     from forebay.settings import (
         CloudReaderSettings,
@@ -53,6 +54,7 @@ __all__ = [
     "DeleterSettings",
     "EtcdMetadata",
     "ForebayError",
+    "LedgerOffloader",
     "MessageId",
     "MetadataSettings",
     "ObjectDescriptor",
@@ -86,6 +88,7 @@ _PLACES = {
     "DeleterSettings": "settings",
     "EtcdMetadata": "catalog.connect",
     "ForebayError": "errors",
+    "LedgerOffloader": "pulsar.offloader",
     "MessageId": "format.message",
     "MetadataSettings": "settings",
     "ObjectDescriptor": "format.descriptor",
