@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.format.message import StreamMessage
 from forebay.limits import BATCH_MERGED_BYTES, GATHER_PASSED_MAX
 from forebay.wal.commit import _Gather
 from forebay.wal.memory import FrameBatch, merged
-from support.disks import LogDirectory
 
 
 def commit(gather: _Gather, producers: int, *, back: bool) -> bool:
@@ -76,15 +73,3 @@ def test_joined_batches_are_the_same_frames(sizes: list[int], bytes_max: int) ->
     pairs = pairwise(joined)
     firsts = {each.first_offset: len(each.data) for each in batches}
     assert all(len(one.data) + firsts[two.first_offset] > most for one, two in pairs)
-
-
-async def test_appends_of_one_turn_of_the_event_loop_share_a_commit(
-    directory: LogDirectory,
-) -> None:
-    wal = directory.open()
-    message = StreamMessage(b"x")
-    await wal.append_message_async(message, "synced")
-    appends = (wal.append_message_async(message, "synced") for _ in range(20))
-    offsets = await asyncio.gather(*appends)
-    assert offsets == list(range(1, 21))
-    assert [each.messages for each in wal.cached_batches()] == [1, 20], "one batch a commit"
